@@ -1,0 +1,1 @@
+"""YAML values, grouped by component; read by `retrail.scripts`."""

@@ -1,0 +1,1 @@
+"""Metrics, suites, baselines and reports."""

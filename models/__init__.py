@@ -1,0 +1,1 @@
+"""Networks, constraints and the inference loops of each family."""

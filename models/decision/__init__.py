@@ -1,0 +1,1 @@
+"""DecisionRAG: a yes/no decision model that walks a corpus tree level by level."""

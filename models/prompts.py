@@ -1,0 +1,69 @@
+"""Every template of the toolkit, versioned; training and inference render from here and nowhere else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionPrompt:
+    """The words around a slate. `{n}` is a candidate's number in its slate, from 1.
+
+    The trunk reads: system, query, candidates (a group's heading before its first), the query again.
+    `answer` is what a yes/no branch says before its label; `choice_*` are the multiple-choice counterparts.
+    """
+
+    version: int
+    system: str
+    query: str
+    candidates: str
+    group: str
+    tag: str
+    repeat_query: bool
+    question: str
+    answer: str
+    yes: str
+    no: str
+    choice_question: str
+    choice_answer: str
+    choice_label: str
+
+
+DECISION_PROMPTS = {
+    "navigate": DecisionPrompt(
+        version=1,
+        system=(
+            "You help to find passages that answer a query. You read the query and a numbered list of candidates "
+            "(sections or passages) and say which ones to open."
+        ),
+        query="Query: ",
+        candidates="\n\nCandidates:\n",
+        group="# ",
+        tag="[{n}] ",
+        repeat_query=True,
+        question=(
+            "\nFor each candidate: is it worth opening to find what the query asks for? "
+            "Write the candidate, a colon, and yes or no."
+        ),
+        answer=":",
+        yes=" yes",
+        no=" no",
+        choice_question="\nWhich one candidate answers the query best? Write its number in brackets.",
+        choice_answer="[",
+        choice_label="{n}]",
+    )
+}
+
+
+def decision_prompt(name: str) -> DecisionPrompt:
+    """The decision prompt of that name; ValueError lists the names there are."""
+    if name not in DECISION_PROMPTS:
+        raise ValueError(f"decision.instruction={name!r} is unknown; there are: {', '.join(sorted(DECISION_PROMPTS))}")
+    return DECISION_PROMPTS[name]
+
+
+def prompt_hash(prompt: DecisionPrompt) -> str:
+    """sha256 over every word of the prompt: what an exported folder stores and `load` compares."""
+    return hashlib.sha256(json.dumps(asdict(prompt), sort_keys=True).encode()).hexdigest()

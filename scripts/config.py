@@ -1,0 +1,297 @@
+"""Typed settings of each command. Imports no torch, so that a typo fails at once.
+
+`???` marks a value that the user has to give; the `example` beside it is shown when it is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from ..models.config import AdapterConfig, DecisionConfig, ModelConfig, NavigateConfig, check_choice, check_positive
+from ..train.config import DecisionObjectiveConfig, LoopConfig, OptimConfig, RuntimeConfig, TrackerConfig
+
+REQUIRED = "???"
+
+
+def required(example: str) -> Any:
+    """A text field that the user has to give, with a value to show as an example."""
+    return field(default=REQUIRED, metadata={"example": example})
+
+
+class Command:
+    """Settings of one command; `command` is its name on the command line and that of its YAML file."""
+
+    __slots__ = ()
+    command: ClassVar[str]
+
+
+@dataclass(kw_only=True, slots=True)
+class PreparedData:
+    """A folder written by `retrail prep`, and which of its splits to train on.
+
+    path: the folder.
+    split: the split that gives training queries.
+    """
+
+    path: str = required("data/multidoc2dial")
+    split: str = "train"
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainEval:
+    """What is measured during and after training, with the real inference loop.
+
+    split: the split that is searched.
+    limit: only the first so many queries (null: all); more is steadier and slower.
+    k: how deep the rankings go.
+    """
+
+    split: str = "dev"
+    limit: int | None = 100
+    k: int = 10
+
+    def __post_init__(self) -> None:
+        check_positive("eval.limit", self.limit)
+        check_positive("eval.k", self.k)
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainRun(Command):
+    """Fine-tune a retriever, evaluate it with the real inference loop, keep the best checkpoint.
+
+    name: name of the run.
+    run_dir: folder of checkpoints, logs and results.
+    resume: go on from the newest checkpoint in run_dir; false refuses a run_dir that already holds a run.
+    family: which kind of retriever.
+    """
+
+    command: ClassVar[str] = "train"
+
+    name: str = required("d0")
+    run_dir: str = "runs/${name}"
+    resume: bool = True
+    family: str = "decision"
+    data: PreparedData = field(default_factory=PreparedData)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    decision: DecisionConfig = field(default_factory=DecisionConfig)
+    objective: DecisionObjectiveConfig = field(default_factory=DecisionObjectiveConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    navigate: NavigateConfig = field(default_factory=NavigateConfig)
+    eval: TrainEval = field(default_factory=TrainEval)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+
+    def __post_init__(self) -> None:
+        check_choice("family", self.family, ("decision",))
+        check_text("name", self.name)
+        check_text("run_dir", self.run_dir)
+
+
+READER_OPTIONS = {
+    "pydocs": (),
+    "multidoc2dial": ("documents", "dialogues", "split_by", "segmentation", "words", "domain_level", "skip_missing"),
+    "beir": ("splits", "skip_empty", "allow_dangling"),
+}
+
+
+@dataclass(kw_only=True, slots=True)
+class PrepData:
+    """Which reader, and its options.
+
+    name: the reader.
+    documents: (multidoc2dial) file of the documents in `path` (null: the one named `*doc2dial_doc*.json`, also
+        gzipped).
+    dialogues: (multidoc2dial) files of the dialogues in `path` (null: all named `*doc2dial_dial_*.json`, also gzipped).
+    split_by: (multidoc2dial) `files` takes each file of dialogues as the split in its name, `hash` divides dialogues
+        by their ids into train (8 of 10 buckets) and dev (1 of 10), `auto` does the second if there is only one file.
+    segmentation: (multidoc2dial) passages are sections (`structure`) or runs of `words` words (`token`).
+    words: (multidoc2dial) words of a `token` passage; fewer makes passages more precise and the tree wider.
+    domain_level: (multidoc2dial) whether domains are the root level, above the documents.
+    skip_missing: (multidoc2dial) leave out turns that are grounded in a document that is not there, instead of
+        stopping.
+    splits: (beir) which files of `qrels/` to take (null: all).
+    skip_empty: (beir) leave out documents without title and text, instead of stopping.
+    allow_dangling: (beir) keep judgements of documents that the corpus lacks, instead of stopping; nobody can find
+        them.
+    """
+
+    name: str = "pydocs"
+    documents: str | None = None
+    dialogues: list[str] | None = None
+    split_by: str = "auto"
+    segmentation: str = "structure"
+    words: int = 100
+    domain_level: bool = True
+    skip_missing: bool = False
+    splits: list[str] | None = None
+    skip_empty: bool = False
+    allow_dangling: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("data.name", self.name, tuple(READER_OPTIONS))
+        check_choice("data.split_by", self.split_by, ("auto", "files", "hash"))
+        check_choice("data.segmentation", self.segmentation, ("structure", "token"))
+        check_positive("data.words", self.words)
+        for option in fields(self)[1:]:
+            if option.name not in READER_OPTIONS[self.name] and getattr(self, option.name) != option.default:
+                raise ValueError(f"data.{option.name} has no meaning for data={self.name}; leave it out")
+
+
+@dataclass(kw_only=True, slots=True)
+class PrepRun(Command):
+    """Read a data set in its published format and write a prepared folder: corpus, queries, judgements.
+
+    path: folder of the raw data (not for `pydocs`, which is on every machine).
+    out: the folder to write.
+    overwrite: replace a prepared folder that is already there, once the new one is whole.
+    """
+
+    command: ClassVar[str] = "prep"
+
+    data: PrepData = field(default_factory=PrepData)
+    path: str | None = None
+    out: str = "data/${data.name}"
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        check_text("out", self.out)
+        if self.data.name == "pydocs" and self.path is not None:
+            raise ValueError(f"path={self.path} has no meaning for data=pydocs; leave it out")
+        if self.data.name != "pydocs" and not self.path:
+            raise ValueError(f"data={self.data.name} also needs path=FOLDER, where its raw files lie")
+
+
+@dataclass(kw_only=True, slots=True)
+class ExportRun(Command):
+    """Turn a run into a plain Hugging Face checkpoint that one `retrail.load` opens.
+
+    run: folder of the run.
+    to: the folder to write.
+    checkpoint: `best` by the run's metric, or `last`.
+    hub: also upload it as this model (null: do not).
+    """
+
+    command: ClassVar[str] = "export"
+
+    run: str = required("runs/d0")
+    to: str = required("export/d0")
+    checkpoint: str = "best"
+    hub: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("checkpoint", self.checkpoint, ("best", "last"))
+
+
+@dataclass(kw_only=True, slots=True)
+class SearchBudget:
+    """Budgets of the walk that differ from those stored with the retriever (null: as stored).
+
+    keep: how many candidates stay at each level; more keeps the answer more often and costs more requests.
+    choose: how many of the best go to the final multiple-choice request (0: none).
+    """
+
+    keep: list[int] | None = None
+    choose: int | None = None
+
+    def over(self, stored: NavigateConfig) -> NavigateConfig:
+        """`stored`, with every value that is set here instead of its own."""
+        keep = stored.keep if self.keep is None else self.keep
+        return NavigateConfig(keep=list(keep), choose=stored.choose if self.choose is None else self.choose)
+
+
+@dataclass(kw_only=True, slots=True)
+class SuiteConfig:
+    """What is measured, and which number stands for the whole.
+
+    name: title in tables.
+    metrics: names of measures, e.g. `nDCG@10`, `Hit@1`.
+    headline: the measure that comes first and is compared.
+    """
+
+    name: str = "custom"
+    metrics: list[str] = field(default_factory=lambda: ["Hit@1", "Hit@5", "nDCG@10"])
+    headline: str = "Hit@1"
+
+    def __post_init__(self) -> None:
+        if self.headline not in self.metrics:
+            raise ValueError(f"suite.headline={self.headline!r} must be one of suite.metrics={self.metrics}")
+
+
+@dataclass(kw_only=True, slots=True)
+class EvalData:
+    """The prepared folder to search.
+
+    path: the folder.
+    """
+
+    path: str = required("data/multidoc2dial")
+
+
+@dataclass(kw_only=True, slots=True)
+class EvalRun(Command):
+    """Search a prepared folder's queries and print measures, with controls beside them.
+
+    retriever: an exported folder, or `bm25`.
+    split: which queries.
+    k: how deep the rankings go; must reach as deep as the measures do.
+    limit: only the first so many queries (null: all).
+    baselines: controls in the same table: `bm25`, `rerank` (the same model over the first 100 of BM25).
+    out: folder of runs and tables (null: beside the retriever).
+    """
+
+    command: ClassVar[str] = "eval"
+
+    retriever: str = required("export/d0")
+    data: EvalData = field(default_factory=EvalData)
+    suite: SuiteConfig = field(default_factory=SuiteConfig)
+    navigate: SearchBudget = field(default_factory=SearchBudget)
+    split: str = "dev"
+    k: int = 20
+    limit: int | None = None
+    baselines: list[str] = field(default_factory=lambda: ["bm25"])
+    out: str | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_positive("k", self.k)
+        check_positive("limit", self.limit)
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        for name in self.baselines:
+            check_choice("baselines", name, ("bm25", "rerank"))
+
+
+@dataclass(kw_only=True, slots=True)
+class SearchRun(Command):
+    """Answer one query, and show the walk that led there.
+
+    retriever: an exported folder, or `bm25`.
+    corpus: a prepared folder, or a corpus folder.
+    query: the text to search for.
+    k: how many results.
+    show: `walk` shows every level as it goes, `hits` only the results, `json` one JSON object.
+    """
+
+    command: ClassVar[str] = "search"
+
+    retriever: str = required("export/d0")
+    corpus: str = required("data/pydocs")
+    query: str = field(default=REQUIRED, metadata={"example": '"how do I copy a list?"', "text": True})
+    k: int = 5
+    show: str = "walk"
+    navigate: SearchBudget = field(default_factory=SearchBudget)
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_text("query", self.query)
+        check_positive("k", self.k)
+        check_choice("show", self.show, ("walk", "hits", "json"))
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+
+
+def check_text(key: str, value: str) -> None:
+    """Raise ValueError that names the key if `value` is empty or blank."""
+    if not value.strip():
+        raise ValueError(f"{key}={value!r} must not be empty")

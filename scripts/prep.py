@@ -1,0 +1,163 @@
+"""`retrail prep`: a data set in its published format becomes a prepared folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .cli import run_command
+from .config import PrepData, PrepRun
+
+if TYPE_CHECKING:
+    from ..data_prep.task import Task
+
+SPLIT_NAMES = {"train": "train", "validation": "dev", "dev": "dev", "test": "test"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    return run_command(PrepRun, prepare, argv)
+
+
+def prepare(run: PrepRun) -> None:
+    """Write the folder `run.out`, whole or not at all, and say what is in it.
+
+    Raises:
+        FileExistsError: `out` holds something, and is not a prepared folder or may not be overwritten.
+        FileNotFoundError: a raw file is missing.
+        ValueError: what is wrong with the raw files.
+    """
+    out = Path(run.out)
+    if not run.overwrite or not _holds_something(out):
+        _refuse_to_replace(out)
+        task = _read(run, out)
+    else:
+        if not _is_task(out):
+            raise FileExistsError(f"out={out} is not a prepared folder, so that overwrite=true would lose other files")
+        task = _replace(run, out)
+    corpus = task.corpus
+    print(f"{run.out}: {len(corpus):,} nodes on {corpus.num_levels} levels, {len(corpus.leaves()):,} of them leaves")
+    for split in task.splits:
+        judged = sum(1 for judgements in task.qrels(split).values() if judgements)
+        print(f"  {split}: {len(task.queries(split)):,} queries, {judged:,} of them with judgements")
+
+
+def _holds_something(out: Path) -> bool:
+    return out.exists() and not (out.is_dir() and not any(out.iterdir()))
+
+
+def _refuse_to_replace(out: Path) -> None:
+    if not _holds_something(out):
+        return
+    if _is_task(out):
+        raise FileExistsError(f"out={out} is already prepared; overwrite=true replaces it, out=... writes elsewhere")
+    raise FileExistsError(f"out={out} exists and is not a prepared folder; choose another with out=...")
+
+
+def _is_task(out: Path) -> bool:
+    manifest = out / "manifest.json"
+    if not manifest.is_file():
+        return False
+    try:
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return isinstance(content, dict) and content.get("format") == "retrail-task"
+
+
+def _replace(run: PrepRun, out: Path) -> Task:
+    """Write the new folder beside the old one, then change places; a failure leaves the old one where it was."""
+    from ..data_prep.task import Task
+
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+        new, old = Path(folder) / "new", Path(folder) / "old"
+        _read(run, new)
+        out.rename(old)
+        try:
+            new.rename(out)
+        except OSError:
+            old.rename(out)
+            raise
+        shutil.rmtree(old)
+    return Task.open(out)
+
+
+def _read(run: PrepRun, out: Path) -> Task:
+    if run.data.name == "pydocs":
+        from ..data_prep.formats.pydocs import prep_pydocs
+
+        return prep_pydocs(out)
+    folder = Path(run.path or "")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"path={folder}: no such folder")
+    if run.data.name == "beir":
+        from ..data_prep.formats.beir import prep_beir
+
+        options = run.data
+        return prep_beir(
+            folder, out, splits=options.splits, skip_empty=options.skip_empty, allow_dangling=options.allow_dangling
+        )
+    return _read_multidoc2dial(run.data, folder, out)
+
+
+def _read_multidoc2dial(data: PrepData, folder: Path, out: Path) -> Task:
+    from ..data_prep.formats.multidoc2dial import prep_multidoc2dial
+
+    if data.documents is None:
+        found = sorted(folder.glob("*doc2dial_doc*.json*"))
+        if len(found) != 1:
+            names = ", ".join(path.name for path in found) or "none"
+            raise FileNotFoundError(
+                f"path={folder} has {len(found)} files named *doc2dial_doc*.json ({names}); "
+                "name one with data.documents=..."
+            )
+        documents = found[0]
+    else:
+        documents = folder / data.documents
+    if data.dialogues is None:
+        dialogues = sorted(folder.glob("*doc2dial_dial_*.json*"))
+    else:
+        dialogues = [folder / name for name in data.dialogues]
+    if not dialogues:
+        raise FileNotFoundError(
+            f"path={folder} has no file named *doc2dial_dial_*.json; name it with data.dialogues=[...]"
+        )
+    by_file = data.split_by == "files" or (data.split_by == "auto" and len(dialogues) > 1)
+    return prep_multidoc2dial(
+        documents,
+        _by_split(dialogues) if by_file else dialogues,
+        out,
+        segmentation=data.segmentation,
+        words=data.words,
+        domain_level=data.domain_level,
+        skip_missing=data.skip_missing,
+    )
+
+
+def _by_split(files: Sequence[Path]) -> dict[str, Path]:
+    """Each file under the split in its name.
+
+    Raises:
+        ValueError: a name without a split, or two of the same.
+    """
+    splits: dict[str, Path] = {}
+    for file in files:
+        words = [SPLIT_NAMES[word] for word in re.split(r"[^a-z]+", file.name.lower()) if word in SPLIT_NAMES]
+        if len(words) != 1:
+            raise ValueError(f"{file}: no split in its name ({', '.join(SPLIT_NAMES)}); use data.split_by=hash")
+        if words[0] in splits:
+            raise ValueError(
+                f"{file} and {splits[words[0]].name} are both {words[0]!r}; name the files with data.dialogues"
+            )
+        splits[words[0]] = file
+    return {name: splits[name] for name in ("train", "dev", "test") if name in splits}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""`retrail prep`: which files are read, and that a prepared folder is replaced whole or not at all."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from retrail.data_prep.corpus import Corpus, Node
+from retrail.data_prep.task import Query, Task, write_task
+from retrail.scripts import prep
+from retrail.scripts.config import PrepData, PrepRun
+
+
+def small_task(out, text="a question"):
+    corpus = Corpus.from_nodes([Node("root", None, "Root", "Root"), Node("leaf", "root", "Leaf", "words")])
+    splits = {"train": ([Query("q1", text), Query("q2", "unanswered")], {"q1": {"leaf": 1}})}
+    return write_task(out, name="small", corpus=corpus, splits=splits, source={})
+
+
+@pytest.fixture
+def reader(monkeypatch):
+    """Stands in for the reader of BEIR's layout."""
+    texts = ["a question"]
+    monkeypatch.setattr(prep, "_read", lambda run, out: small_task(out, texts[0]))
+    return texts
+
+
+def run_of(out, **settings):
+    return PrepRun(data=PrepData(name="beir"), path="raw", out=str(out), **settings)
+
+
+def test_says_what_was_written(tmp_path, reader, capsys):
+    prep.prepare(run_of(tmp_path / "task"))
+    out = capsys.readouterr().out
+    assert "2 nodes on 2 levels, 1 of them leaves" in out
+    assert "train: 2 queries, 1 of them with judgements" in out
+
+
+def test_a_finished_task_is_refused(tmp_path, reader):
+    prep.prepare(run_of(tmp_path / "task"))
+    with pytest.raises(FileExistsError, match="already prepared; overwrite=true"):
+        prep.prepare(run_of(tmp_path / "task"))
+
+
+def test_overwrite_replaces_it_whole(tmp_path, reader):
+    prep.prepare(run_of(tmp_path / "task"))
+    reader[0] = "another question"
+    prep.prepare(run_of(tmp_path / "task", overwrite=True))
+    assert Task.open(tmp_path / "task").queries("train")[0].text == "another question"
+    assert [path.name for path in tmp_path.iterdir()] == ["task"]
+
+
+def test_overwrite_of_nothing(tmp_path, reader):
+    prep.prepare(run_of(tmp_path / "task", overwrite=True))
+    assert Task.open(tmp_path / "task").splits == ("train",)
+
+
+def test_a_failing_overwrite_leaves_the_old_one(tmp_path, reader, monkeypatch):
+    prep.prepare(run_of(tmp_path / "task"))
+    before = Task.open(tmp_path / "task").fingerprint
+
+    def broken(run, out):
+        small_task(out)
+        raise ValueError("line 7: broken")
+
+    monkeypatch.setattr(prep, "_read", broken)
+    with pytest.raises(ValueError, match="line 7"):
+        prep.prepare(run_of(tmp_path / "task", overwrite=True))
+    assert Task.open(tmp_path / "task").fingerprint == before
+    assert [path.name for path in tmp_path.iterdir()] == ["task"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_other_folders_are_never_replaced(tmp_path, reader, overwrite):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "manifest.json").write_text(json.dumps({"format": "mine"}))
+    with pytest.raises(FileExistsError, match="not a prepared folder"):
+        prep.prepare(run_of(tmp_path / "thesis", overwrite=overwrite))
+    assert (tmp_path / "thesis" / "manifest.json").exists()
+
+
+def files_read(monkeypatch, folder, **settings):
+    """Documents, dialogues as they are given to the reader."""
+    seen = []
+    import retrail.data_prep.formats.multidoc2dial as module
+
+    monkeypatch.setattr(module, "prep_multidoc2dial", lambda *args, **kwargs: seen.append((*args[:2], kwargs)))
+    prep._read_multidoc2dial(PrepData(name="multidoc2dial", **settings), folder, Path("out"))
+    return seen[0]
+
+
+def test_official_files_keep_their_splits(tmp_path, monkeypatch):
+    for name in ("doc", "dial_train", "dial_validation", "dial_test"):
+        (tmp_path / f"multidoc2dial_{name}.json").touch()
+    documents, dialogues, options = files_read(monkeypatch, tmp_path, words=50, segmentation="token")
+    assert documents.name == "multidoc2dial_doc.json"
+    assert {split: path.name for split, path in dialogues.items()} == {
+        "train": "multidoc2dial_dial_train.json",
+        "dev": "multidoc2dial_dial_validation.json",
+        "test": "multidoc2dial_dial_test.json",
+    }
+    assert options == {"segmentation": "token", "words": 50, "domain_level": True, "skip_missing": False}
+
+
+def test_one_file_is_split_by_dialogue(tmp_path, monkeypatch):
+    for name in ("doc2dial_doc.v1.json.gz", "doc2dial_dial_validation.json.gz"):
+        (tmp_path / name).touch()
+    assert files_read(monkeypatch, tmp_path)[1] == [tmp_path / "doc2dial_dial_validation.json.gz"]
+    by_file = files_read(monkeypatch, tmp_path, split_by="files")[1]
+    assert by_file == {"dev": tmp_path / "doc2dial_dial_validation.json.gz"}
+
+
+def test_named_files(tmp_path, monkeypatch):
+    documents, dialogues, _ = files_read(
+        monkeypatch, tmp_path, documents="d.json", dialogues=["a.json"], split_by="hash"
+    )
+    assert (documents, dialogues) == (tmp_path / "d.json", [tmp_path / "a.json"])
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "part"),
+    [
+        ([], {}, "has 0 files named"),
+        (["doc2dial_doc.json", "multidoc2dial_doc.json"], {}, "has 2 files named"),
+        (["doc2dial_doc.json"], {}, "has no file named"),
+        (["doc2dial_doc.json", "doc2dial_dial_a.json", "doc2dial_dial_b.json"], {}, "no split in its name"),
+        (["doc2dial_doc.json", "doc2dial_dial_dev.json", "doc2dial_dial_validation.json"], {}, "are both 'dev'"),
+    ],
+)
+def test_files_that_do_not_fit(tmp_path, monkeypatch, names, settings, part):
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises((FileNotFoundError, ValueError), match=part):
+        files_read(monkeypatch, tmp_path, **settings)
+
+
+def test_real_data(data_dir, tmp_path, capsys):
+    folder = data_dir / "doc2dial_multidoc2dial"
+    status = prep.main(["data=multidoc2dial", f"path={folder}", f"out={tmp_path / 'mdd'}"])
+    assert status == 0
+    task = Task.open(tmp_path / "mdd")
+    assert task.splits == ("train", "dev")
+    assert "2,203 of them leaves" in capsys.readouterr().out
+    assert len(task.corpus.children(None)) == 4  # domains
+
+
+def test_missing_folder(tmp_path, capsys):
+    assert prep.main(["data=beir", f"path={tmp_path / 'absent'}", f"out={tmp_path / 'x'}"]) == 2
+    assert "absent: no such folder" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

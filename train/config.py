@@ -1,0 +1,162 @@
+"""Typed settings of training. Imports no torch, so that a typo fails at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..models.config import check_choice, check_positive
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimConfig:
+    """AdamW and its schedule.
+
+    schedule: `cosine`, `linear`, `constant`, or `wsd` (warm-up, stable, then linear decay over the last
+        `decay_ratio` of the steps). All rise linearly over the first `warmup_ratio` of the steps, and the
+        falling ones end at `min_lr_ratio` of the learning rate.
+    head_lr: learning rate of parameters whose name starts with `head.` (None: `lr` for all).
+    weight_decay: decoupled decay; norms, biases and other vectors never decay.
+    max_grad_norm: gradients of a larger total L2 norm are scaled down to it.
+    """
+
+    lr: float = 2e-4
+    head_lr: float | None = None
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    schedule: str = "cosine"
+    warmup_ratio: float = 0.05
+    decay_ratio: float = 0.2
+    min_lr_ratio: float = 0.0
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_choice("optim.schedule", self.schedule, ("cosine", "linear", "constant", "wsd"))
+        check_positive("optim.lr", self.lr)
+        check_positive("optim.head_lr", self.head_lr)
+        check_positive("optim.eps", self.eps)
+        check_positive("optim.max_grad_norm", self.max_grad_norm)
+        if self.weight_decay < 0:
+            raise ValueError(f"optim.weight_decay={self.weight_decay} must be 0 or more")
+        for key in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, key) < 1.0:
+                raise ValueError(f"optim.{key}={getattr(self, key)} must be in [0, 1)")
+        for key in ("warmup_ratio", "decay_ratio", "min_lr_ratio"):
+            if not 0.0 <= getattr(self, key) <= 1.0:
+                raise ValueError(f"optim.{key}={getattr(self, key)} must be between 0 and 1")
+        if self.schedule == "wsd" and self.warmup_ratio + self.decay_ratio > 1.0:
+            raise ValueError(
+                f"optim.warmup_ratio={self.warmup_ratio} and optim.decay_ratio={self.decay_ratio} "
+                "must not be more than 1 together"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class LoopConfig:
+    """How long, how much at once, and how often things happen (0 = never).
+
+    batch_size: rows of one optimiser step over *all* ranks and microbatches.
+    max_tokens: token budget of one microbatch on one rank; larger is faster until memory ends.
+    save_every: steps between checkpoints (the last step is always saved); more often loses less work to a
+        crash and spends more time writing.
+    keep_checkpoints: how many of the newest stay on disk, besides the best one.
+    best_metric: name of the evaluated number that picks the best checkpoint ("" picks none).
+    """
+
+    seed: int = 0
+    max_steps: int = 100
+    batch_size: int = 8
+    max_tokens: int = 4096
+    log_every: int = 1
+    eval_every: int = 0
+    save_every: int = 50
+    keep_checkpoints: int = 2
+    best_metric: str = ""
+    best_mode: str = "max"
+
+    def __post_init__(self) -> None:
+        for key in ("max_steps", "batch_size", "max_tokens", "keep_checkpoints"):
+            check_positive(f"loop.{key}", getattr(self, key))
+        for key in ("seed", "log_every", "eval_every", "save_every"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"loop.{key}={getattr(self, key)} must be 0 or more")
+        check_choice("loop.best_mode", self.best_mode, ("max", "min"))
+
+
+@dataclass(kw_only=True, slots=True)
+class RuntimeConfig:
+    """Where it runs.
+
+    num_processes: how many ranks were asked for; a launcher that started another number is refused
+        (None takes what the launcher gives, and says so).
+    mixed_precision: `auto` computes in bf16 on CUDA, and on a CPU only if the parameters are bf16.
+    threads: CPU threads of each rank (None leaves PyTorch's own choice).
+    activation_checkpointing: recompute activations in the backward pass: about a third more time, far less memory.
+    """
+
+    device: str = "auto"
+    mixed_precision: str = "auto"
+    num_processes: int | None = None
+    threads: int | None = None
+    compile: bool = False
+    activation_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("runtime.device", self.device, ("auto", "cpu", "cuda"))
+        check_choice("runtime.mixed_precision", self.mixed_precision, ("auto", "no", "bf16"))
+        check_positive("runtime.num_processes", self.num_processes)
+        check_positive("runtime.threads", self.threads)
+
+
+@dataclass(kw_only=True, slots=True)
+class TrackerConfig:
+    """Where numbers go besides `log.jsonl`, which is always written."""
+
+    wandb: bool = False
+    project: str = "retrail"
+    mode: str = "offline"
+
+    def __post_init__(self) -> None:
+        check_choice("tracker.mode", self.mode, ("online", "offline"))
+
+
+@dataclass(kw_only=True, slots=True)
+class FitConfig:
+    """Everything that `train.loop.fit` is told besides the model, the objective and the run folder."""
+
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+
+
+@dataclass(kw_only=True, slots=True)
+class DecisionObjectiveConfig:
+    """How slates are drawn for training, and what is minimised.
+
+    min_candidates, max_candidates: a slate's size is drawn uniformly between them.
+    sibling_share: of the rivals, how many share the gold's parent (the rest are cross-page).
+    random_share: of the slates, how many take random rivals instead of hard ones (easy first steps).
+    none_share: of the slates, how many hold no right candidate ("none of these").
+    choice_weight: weight of the multiple-choice question; it costs a second forward pass (yes/no head only).
+    """
+
+    min_candidates: int = 6
+    max_candidates: int = 12
+    sibling_share: float = 0.5
+    random_share: float = 0.5
+    none_share: float = 0.05
+    bce_weight: float = 1.0
+    listwise_weight: float = 1.0
+    choice_weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_candidates <= self.max_candidates:
+            raise ValueError(
+                f"objective.min_candidates={self.min_candidates} must be between 1 and "
+                f"objective.max_candidates={self.max_candidates}"
+            )
+        for key in ("sibling_share", "random_share", "none_share"):
+            if not 0.0 <= getattr(self, key) <= 1.0:
+                raise ValueError(f"objective.{key}={getattr(self, key)} must be between 0 and 1")

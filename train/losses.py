@@ -1,0 +1,34 @@
+"""Loss terms as pure functions; every one returns a sum, to be divided by a global count.
+
+Shapes: Q candidates of all slates of a batch, S slates; slate_Q names the slate of each candidate.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def bce_sum(logits_Q: Tensor, labels_Q: Tensor) -> Tensor:
+    """Binary cross-entropy of the log-odds of yes, summed over candidates. Count: Q."""
+    return functional.binary_cross_entropy_with_logits(logits_Q, labels_Q, reduction="sum")
+
+
+def listwise_sum(logits_Q: Tensor, labels_Q: Tensor, slate_Q: Tensor, num_slates: int) -> Tensor:
+    """Softmax cross-entropy inside each slate, summed over the slates that have a positive.
+
+    -sum_c y_c log softmax(logits)_c / sum_c y_c (ListNet's top-one form). Count: slates with a positive.
+    """
+    positives_S = torch.zeros(num_slates, device=logits_Q.device).index_add(0, slate_Q, labels_Q)
+    weight_Q = labels_Q / positives_S.clamp(min=1.0)[slate_Q]
+    return -(weight_Q * log_softmax_by_slate(logits_Q, slate_Q, num_slates)).sum()
+
+
+def log_softmax_by_slate(logits_Q: Tensor, slate_Q: Tensor, num_slates: int) -> Tensor:
+    """log softmax over the candidates of each slate (Q,), all slates at once."""
+    top_S = torch.full((num_slates,), -torch.inf, device=logits_Q.device, dtype=logits_Q.dtype)
+    top_S = top_S.scatter_reduce(0, slate_Q, logits_Q.detach(), "amax")
+    shifted_Q = logits_Q - top_S[slate_Q]
+    total_S = torch.zeros_like(top_S).index_add(0, slate_Q, shifted_Q.exp())
+    return shifted_Q - total_S.log()[slate_Q]

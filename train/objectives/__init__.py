@@ -1,0 +1,1 @@
+"""What a batch is and what its loss is, one module for each family."""
