@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .corpus import Corpus
 from .task import Qrels, Query
@@ -13,15 +14,21 @@ from .task import Qrels, Query
 class DecisionRow:
     """One question of a walk along the gold path: which nodes of this level lead to the answer?
 
-    gold: rows of the corpus on a gold path at `level`; siblings: other children of their parents;
-    rivals: nodes of the same level that look right and are wrong (from any retriever), best first.
+    All are rows of the corpus at `level`, and ranges of them, so that a row stays small whatever the level's width.
+
+    gold: rows on a gold path.
+    siblings: the other children of their parents.
+    others: the rest of the level. Neither holds a node that a relevant node above holds: whether that one is right
+        nobody said.
+    rivals: wrong nodes that look right (from any retriever), best first.
     """
 
     query_id: str
     query: str
     level: int
     gold: tuple[int, ...]
-    siblings: tuple[int, ...]
+    siblings: tuple[range, ...]
+    others: tuple[range, ...]
     rivals: tuple[int, ...]
 
     @property
@@ -31,8 +38,8 @@ class DecisionRow:
 
 
 def gold_paths(corpus: Corpus, judgements: Mapping[str, int]) -> list[tuple[int, ...]]:
-    """The path (rows, root level first) to each node judged relevant."""
-    return [corpus.path(corpus.row(node)) for node, relevance in judgements.items() if relevance > 0]
+    """The path (rows, root level first) to each node judged relevant; nodes that the corpus lacks are left out."""
+    return [corpus.path(corpus.row(node)) for node, value in judgements.items() if value > 0 and node in corpus]
 
 
 def decision_rows(
@@ -43,16 +50,40 @@ def decision_rows(
 ) -> Iterator[DecisionRow]:
     """One row for each query and level of its gold paths, queries without a positive left out.
 
-    `rivals[level][query_id]` are ids of that level, best first; relatives of a gold node must be gone already.
-    A level at which nothing competes with the gold nodes gives no row.
+    `rivals[level][query_id]` are ids of that level, best first; those on a gold path or below a relevant node are left
+    out. A level at which nothing competes with the gold nodes gives no row.
     """
     for query in queries:
         paths = gold_paths(corpus, qrels.get(query.id, {}))
         for level in range(max(map(len, paths), default=0)):
-            here = [path[: level + 1] for path in paths if len(path) > level]
-            gold = tuple(sorted({path[-1] for path in here}))
-            parents = {path[-2] if level else None for path in here}
-            family = sorted({child for parent in parents for child in corpus.children(parent)} - set(gold))
-            wrong = [corpus.row(node) for node in rivals.get(level, {}).get(query.id, ())]
-            if family or wrong:
-                yield DecisionRow(query.id, query.text, level, gold, tuple(family), tuple(wrong))
+            gold = tuple(sorted({path[level] for path in paths if len(path) > level}))
+            parents = {path[level - 1] if level else None for path in paths if len(path) > level}
+            family = sorted((corpus.children(parent) for parent in parents), key=lambda rows: rows.start)
+            held = [descendants(corpus, path[-1], level) for path in paths if len(path) <= level]
+            taken = [range(row, row + 1) for row in gold] + held
+            siblings = without(family, taken)
+            others = without([corpus.level_rows(level)], [*taken, *family])
+            if siblings or others:
+                wrong = (corpus.row(node) for node in rivals.get(level, {}).get(query.id, ()))
+                free = tuple(row for row in wrong if not any(row in rows for rows in taken))
+                yield DecisionRow(query.id, query.text, level, gold, siblings, others, free)
+
+
+def descendants(corpus: Corpus, row: int, level: int) -> range:
+    """The rows of `level` that are below `row`, which is on a level above it (they stand next to each other)."""
+    rows = range(row, row + 1)
+    for _ in range(level - corpus.level(row)):
+        rows = range(corpus.children(rows.start).start, corpus.children(rows.stop - 1).stop) if rows else rows
+    return rows
+
+
+def without(rows: Sequence[range], holes: Sequence[range]) -> tuple[range, ...]:
+    """What is left of `rows` (disjoint, ascending) when `holes` (which may overlap) are cut out, ascending."""
+    cuts = sorted({place for part in holes if part for place in (part.start, part.stop)})
+    left = []
+    for whole in rows:
+        inside = [cut for cut in cuts if whole.start < cut < whole.stop]
+        for start, stop in pairwise([whole.start, *inside, whole.stop]):
+            if not any(hole and hole.start <= start and stop <= hole.stop for hole in holes):
+                left.append(range(start, stop))
+    return tuple(part for part in left if part)

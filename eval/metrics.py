@@ -197,12 +197,12 @@ def _parse(name: str) -> tuple[str, int | None]:
 
 
 def _judgements(query: str, rels: Mapping[str, int]) -> dict[str, int]:
-    """A copy in plain integers (providers refuse NumPy ones); below 0 becomes 0."""
+    """A copy in plain integers: providers refuse NumPy ones."""
     copy = {}
     for document, rel in rels.items():
         if not isinstance(rel, int | float | np.number) or not float(rel).is_integer():
             raise ValueError(f"judgement of query {query!r}, document {document!r} is {rel!r}, not an integer")
-        copy[document] = max(int(rel), 0)
+        copy[document] = int(rel)
     return copy
 
 

@@ -65,7 +65,7 @@ class Suite:
         return self.metrics[0]
 
 
-_PASSAGES = ("Hit@1", "Hit@5", "Hit@10", "MRR@10")
+_PASSAGES = ("Hit@1", "Hit@5", "Hit@10", "Recall@1", "Recall@10", "MRR@10")
 SUITES = {
     suite.name: suite
     for suite in (

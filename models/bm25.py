@@ -120,7 +120,7 @@ class BM25:
 
     Only documents that share a term with the query are returned, so there may be fewer than k, or none (empty
     query, no known term). An empty corpus and empty texts are legal: nothing is found in them, though an empty
-    text counts in N and in the mean length. Equal scores (compared as float32) keep the order of the corpus.
+    text counts in N and in the mean length. Equal scores keep the order of the corpus.
 
     Args:
         ids, texts: the documents; `texts` may be any iterable of the same length.
@@ -185,7 +185,7 @@ class BM25:
         results = []
         for query in queries:
             started = time.perf_counter()
-            scores_N = self.scores(query).astype(np.float32)
+            scores_N = self.scores(query)
             found = np.flatnonzero(scores_N)
             best = found[top_k(scores_N[found], k)]
             ids = tuple(self.ids[row] for row in best.tolist())
@@ -196,10 +196,10 @@ class BM25:
     def scores(self, query: str) -> np.ndarray:
         """The score of every document, float64, shape (N,), in the order of the ids."""
         counts = Counter(self._terms[word] for word in self._tokens(query, query=True) if word in self._terms)
-        # In the order of the term numbers, so that a score does not depend on the order of the query's words.
-        spans = [(self._starts[term], self._starts[term + 1], qtf) for term, qtf in sorted(counts.items())]
+        spans = [(self._starts[term], self._starts[term + 1], qtf) for term, qtf in counts.items()]
         if not spans:
             return np.zeros(len(self.ids))
+        # Sums of float32 values are exact in float64: the order of the words changes no score and breaks no tie.
         rows = np.concatenate([self._rows[start:stop] for start, stop, _ in spans])
         values = np.concatenate([self._values[start:stop].astype(np.float64) * qtf for start, stop, qtf in spans])
         return np.bincount(rows, weights=values, minlength=len(self.ids))
@@ -217,7 +217,7 @@ class BM25:
             documents.append([self._terms.setdefault(word, len(self._terms)) for word in self._tokens(text)])
         if len(documents) != len(self.ids):
             raise ValueError(f"{len(self.ids)} ids but {len(documents)} texts")
-        if not self._terms:  # bm25s fails on a corpus without a single token
+        if not self._terms:  # bm25s would divide by a mean length of 0
             self._starts, self._rows, self._values = (
                 np.zeros(1, np.int64),
                 np.zeros(0, np.int32),

@@ -69,7 +69,9 @@ class DecisionConfig:
 
     head: `yes_no` reads two rows of the LM head at the end of one isolated branch a candidate (works
         untrained, and on servers); `pointer` compares a decide token with each candidate's end token
-        (no branches, needs training).
+        (no branches, meant to be trained).
+    readout: what the pointer head compares: `late` matches every token of the repeated query with the best token of
+        each candidate (works somewhat untrained, and learns fast), `end` compares the two end tokens alone.
     branch: what a yes/no branch repeats of its candidate: `tag` or `tag_title` (longer, easier to bind).
     max_candidates, max_slate_tokens: an oversized level is split; more rivals in one slate compare
         better, and cost memory.
@@ -79,6 +81,7 @@ class DecisionConfig:
     """
 
     head: str = "pointer"
+    readout: str = "late"
     branch: str = "tag_title"
     instruction: str = "navigate"
     max_candidates: int = 50
@@ -90,8 +93,15 @@ class DecisionConfig:
 
     def __post_init__(self) -> None:
         check_choice("decision.head", self.head, ("yes_no", "pointer"))
+        check_choice("decision.readout", self.readout, ("late", "end"))
         check_choice("decision.branch", self.branch, ("tag", "tag_title"))
-        for key in ("max_candidates", "max_slate_tokens", "max_candidate_tokens", "max_brief_tokens", "max_query_tokens"):
+        for key in (
+            "max_candidates",
+            "max_slate_tokens",
+            "max_candidate_tokens",
+            "max_brief_tokens",
+            "max_query_tokens",
+        ):
             check_positive(f"decision.{key}", getattr(self, key))
 
 

@@ -12,6 +12,8 @@ class DecisionPrompt:
     """The words around a slate. `{n}` is a candidate's number in its slate, from 1.
 
     The trunk reads: system, query, candidates (a group's heading before its first), the query again.
+    `cue` ends each candidate and the repeated query for a pointer head: it makes the model sum the text up in the
+    state of one token (PromptEOL, arXiv 2307.16645).
     `answer` is what a yes/no branch says before its label; `choice_*` are the multiple-choice counterparts.
     """
 
@@ -22,6 +24,7 @@ class DecisionPrompt:
     group: str
     tag: str
     repeat_query: bool
+    cue: str
     question: str
     answer: str
     yes: str
@@ -43,6 +46,7 @@ DECISION_PROMPTS = {
         group="# ",
         tag="[{n}] ",
         repeat_query=True,
+        cue=' This means in one word: "',
         question=(
             "\nFor each candidate: is it worth opening to find what the query asks for? "
             "Write the candidate, a colon, and yes or no."

@@ -43,13 +43,13 @@ class TrainEval:
     """What is measured during and after training, with the real inference loop.
 
     split: the split that is searched.
-    limit: only the first so many queries (null: all); more is steadier and slower.
-    k: how deep the rankings go.
+    limit: only a fixed sample of so many queries (null: all); more is steadier and slower.
+    k: how deep the rankings go (null: the suite's); must reach as deep as the measures do.
     """
 
     split: str = "dev"
     limit: int | None = 100
-    k: int = 10
+    k: int | None = None
 
     def __post_init__(self) -> None:
         check_positive("eval.limit", self.limit)
@@ -90,6 +90,7 @@ class TrainRun(Command):
         check_text("run_dir", self.run_dir)
 
 
+BASELINES = ("bm25", "dense", "rerank", "untrained")
 READER_OPTIONS = {
     "pydocs": (),
     "multidoc2dial": ("documents", "dialogues", "split_by", "segmentation", "words", "domain_level", "skip_missing"),
@@ -204,20 +205,14 @@ class SearchBudget:
 
 @dataclass(kw_only=True, slots=True)
 class SuiteConfig:
-    """What is measured, and which number stands for the whole.
+    """What is measured.
 
-    name: title in tables.
-    metrics: names of measures, e.g. `nDCG@10`, `Hit@1`.
-    headline: the measure that comes first and is compared.
+    name: a suite of `retrail.eval.suites`.
+    metrics: names of measures instead of the suite's own, e.g. `nDCG@10`, `Hit@1`; the first is the headline.
     """
 
-    name: str = "custom"
-    metrics: list[str] = field(default_factory=lambda: ["Hit@1", "Hit@5", "nDCG@10"])
-    headline: str = "Hit@1"
-
-    def __post_init__(self) -> None:
-        if self.headline not in self.metrics:
-            raise ValueError(f"suite.headline={self.headline!r} must be one of suite.metrics={self.metrics}")
+    name: str = "multidoc2dial"
+    metrics: list[str] | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -235,11 +230,12 @@ class EvalRun(Command):
     """Search a prepared folder's queries and print measures, with controls beside them.
 
     retriever: an exported folder, or `bm25`.
-    split: which queries.
-    k: how deep the rankings go; must reach as deep as the measures do.
-    limit: only the first so many queries (null: all).
-    baselines: controls in the same table: `bm25`, `rerank` (the same model over the first 100 of BM25).
-    out: folder of runs and tables (null: beside the retriever).
+    split: which queries (null: the suite's).
+    k: how deep the rankings go (null: the suite's); must reach as deep as the measures do.
+    limit: only a fixed sample of so many queries (null: all).
+    baselines: controls in the same table: `bm25`, `dense` (MiniLM), `rerank` (the same model over the first 100 of
+        BM25), `untrained` (the walk of the same model before training).
+    out: folder of runs and tables (null: `eval/SUITE` in the retriever's folder).
     """
 
     command: ClassVar[str] = "eval"
@@ -248,8 +244,8 @@ class EvalRun(Command):
     data: EvalData = field(default_factory=EvalData)
     suite: SuiteConfig = field(default_factory=SuiteConfig)
     navigate: SearchBudget = field(default_factory=SearchBudget)
-    split: str = "dev"
-    k: int = 20
+    split: str | None = None
+    k: int | None = None
     limit: int | None = None
     baselines: list[str] = field(default_factory=lambda: ["bm25"])
     out: str | None = None
@@ -260,7 +256,7 @@ class EvalRun(Command):
         check_positive("limit", self.limit)
         check_choice("device", self.device, ("auto", "cpu", "cuda"))
         for name in self.baselines:
-            check_choice("baselines", name, ("bm25", "rerank"))
+            check_choice("baselines", name, BASELINES)
 
 
 @dataclass(kw_only=True, slots=True)

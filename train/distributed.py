@@ -107,6 +107,13 @@ def make_accelerator(runtime: RuntimeConfig, *, bf16_parameters: bool = False) -
     )
 
 
+def end_processes() -> None:
+    """Leave the process group, after `fit` has returned on every rank (its wrapped model must be gone by then)."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
 def enable_activation_checkpointing(model: nn.Module) -> None:
     """Switch it on in the model, or in the one inside that can; ValueError if none can."""
     for module in model.modules():

@@ -56,7 +56,10 @@ class Evaluations:
 
     def metrics_at(self, step: int) -> dict[str, float] | None:
         """Metrics found after `step` steps, None if none were."""
-        return next((line["metrics"] for line in reversed(self._file.lines) if line["step"] == step), None)
+        metrics = next((line["metrics"] for line in reversed(self._file.lines) if line["step"] == step), None)
+        if metrics is not None:
+            self._check_name(metrics)
+        return metrics
 
     def run(self, model: nn.Module, step: int) -> dict[str, float]:
         """Metrics of the model after `step` steps; not yet written anywhere.
@@ -65,13 +68,16 @@ class Evaluations:
         """
         with evaluation_mode(model):
             metrics = {str(name): float(value) for name, value in self._evaluate(model, step).items()}
+        self._check_name(metrics)
+        return metrics
+
+    def _check_name(self, metrics: Mapping[str, float]) -> None:
         name = self._config.best_metric
         if name and name not in metrics:
             raise ValueError(
                 f"loop.best_metric={name!r} is not among the evaluated numbers; "
                 f"use one of: {', '.join(sorted(metrics)) or 'none'}"
             )
-        return metrics
 
     def is_best(self, metrics: Mapping[str, float], best: Mapping[str, Any] | None) -> bool:
         """Whether `metrics` beat the best so far (an equal number does not, nor does NaN)."""
@@ -80,7 +86,8 @@ class Evaluations:
             return False
         if best is None:
             return True
-        return metrics[name] > best["value"] if self._config.best_mode == "max" else metrics[name] < best["value"]
+        value = float(best["value"])
+        return metrics[name] > value if self._config.best_mode == "max" else metrics[name] < value
 
     def record(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
         """Write the line of an evaluation, on disk before this returns."""

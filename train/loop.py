@@ -15,7 +15,7 @@ import logging
 import platform
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -32,6 +32,7 @@ from . import checkpoint as ckpt
 from .config import FitConfig
 from .distributed import Ranks, enable_activation_checkpointing, make_accelerator
 from .evaluation import Evaluate, Evaluations, module_modes
+from .files import TEMPORARY
 from .objectives.base import Objective
 from .optim import Optimizer
 from .resume import check_resumable, locked, settings
@@ -71,6 +72,7 @@ def fit(
     run_dir: Path,
     evaluate: Evaluate | None = None,
     fingerprint: Mapping[str, str],
+    started: Callable[[], None] | None = None,
 ) -> FitResult:
     """Train `model` in place to `config.loop.max_steps`, from the newest whole checkpoint in `run_dir` if there is one.
 
@@ -78,6 +80,8 @@ def fit(
     evaluate: (model, step) -> numbers; called on rank 0 only, in eval mode, after every `eval_every` steps and at the
         end. It cannot change the trajectory, and may be called again for a step whose evaluation was cut short.
     fingerprint: what identifies data and model; a checkpoint of another fingerprint is refused.
+    started: called on rank 0 before the first step, once the run folder is locked and found to fit: whatever it writes
+        there belongs to this run.
 
     Raises Interrupted after a SIGINT or SIGTERM (saved; the same call goes on), NonFiniteError, ResumeError,
     CheckpointError, and RuntimeError for a wrong number of ranks. `run_dir` must be the same folder for all ranks.
@@ -90,7 +94,7 @@ def fit(
     ranks = Ranks(accelerator)
     try:
         with _as_it_was(model), locked(run_dir, ranks), SignalFlag() as flag:
-            return _Run(model, objective, config, run_dir, accelerator, ranks).go(evaluate, fingerprint, flag)
+            return _Run(model, objective, config, run_dir, accelerator, ranks).go(evaluate, fingerprint, flag, started)
     finally:
         ranks.close()
         accelerator.free_memory()
@@ -98,7 +102,7 @@ def fit(
 
 @contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Afterwards `model` has its own forward again (a copy would call the wrapped one of the original), and its modes."""
+    """Afterwards `model` has its modes and its own forward again (a copy of it would call the wrapped one)."""
     keys = ("forward", "_original_forward", "_is_accelerate_prepared")
     before = {key: vars(model)[key] for key in keys if key in vars(model)}
     with module_modes(model):
@@ -136,7 +140,13 @@ class _Run:
         self.trackers: list[Tracker] = []
         self.evaluations: Evaluations | None = None
 
-    def go(self, evaluate: Evaluate | None, fingerprint: Mapping[str, str], flag: SignalFlag) -> FitResult:
+    def go(
+        self,
+        evaluate: Evaluate | None,
+        fingerprint: Mapping[str, str],
+        flag: SignalFlag,
+        started: Callable[[], None] | None,
+    ) -> FitResult:
         loop = self.config.loop
         self.fingerprint = self._fingerprint(fingerprint)
         found = self._find()
@@ -167,7 +177,7 @@ class _Run:
         )
         self._restore_rng(found)
         try:
-            self.ranks.on_main(lambda: self._open(evaluate, start))
+            self.ranks.on_main(lambda: self._open(evaluate, start, started))
             return self._loop(stepper, start, flag)
         finally:
             self._close()
@@ -213,8 +223,12 @@ class _Run:
         else:
             seed_all(self.config.loop.seed, self.ranks.rank, found.step)
 
-    def _open(self, evaluate: Evaluate | None, start: int) -> None:
+    def _open(self, evaluate: Evaluate | None, start: int, started: Callable[[], None] | None) -> None:
         """Rank 0 opens its files, and drops from them what a killed run wrote after its last checkpoint."""
+        if started is not None:
+            started()
+        for leftover in self.run_dir.glob(f"*{TEMPORARY}"):
+            leftover.unlink()
         self.log = JsonlFile(self.run_dir / LOG, start)
         self.trackers.append(self.log)
         if self.config.tracker.wandb:

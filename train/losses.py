@@ -20,13 +20,13 @@ def listwise_sum(logits_Q: Tensor, labels_Q: Tensor, slate_Q: Tensor, num_slates
 
     -sum_c y_c log softmax(logits)_c / sum_c y_c (ListNet's top-one form). Count: slates with a positive.
     """
-    positives_S = torch.zeros(num_slates, device=logits_Q.device).index_add(0, slate_Q, labels_Q)
+    positives_S = labels_Q.new_zeros(num_slates).index_add(0, slate_Q, labels_Q)
     weight_Q = labels_Q / positives_S.clamp(min=1.0)[slate_Q]
     return -(weight_Q * log_softmax_by_slate(logits_Q, slate_Q, num_slates)).sum()
 
 
 def log_softmax_by_slate(logits_Q: Tensor, slate_Q: Tensor, num_slates: int) -> Tensor:
-    """log softmax over the candidates of each slate (Q,), all slates at once."""
+    """Logarithm of the softmax over the candidates of each slate (Q,), all slates at once."""
     top_S = torch.full((num_slates,), -torch.inf, device=logits_Q.device, dtype=logits_Q.dtype)
     top_S = top_S.scatter_reduce(0, slate_Q, logits_Q.detach(), "amax")
     shifted_Q = logits_Q - top_S[slate_Q]

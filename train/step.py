@@ -44,7 +44,7 @@ class StepReport:
     lr: float
     grad_norm: float
     tokens: int
-    slots: int
+    padded_tokens: int
     signum: int
 
 
@@ -57,7 +57,7 @@ class _Reduced:
     terms: Mapping[str, float]
     logs: Mapping[str, float]
     tokens: int
-    slots: int
+    padded_tokens: int
     signum: int
 
 
@@ -137,7 +137,7 @@ class Stepper:
             lr=lr,
             grad_norm=float(norm),
             tokens=reduced.tokens,
-            slots=reduced.slots,
+            padded_tokens=reduced.padded_tokens,
             signum=reduced.signum,
         )
 
@@ -182,8 +182,8 @@ class Stepper:
         values = [bad_loss, ~torch.isfinite(norm), *tally.terms.values()]
         values += [tally.logs.get(name, zero) for name in self._log_names]
         tokens = sum(batch.num_tokens for batch in batches)
-        slots = sum(batch.num_slots for batch in batches if isinstance(batch, PaddedBatch))
-        host = [float(tokens), float(slots), *(float(signum == known) for known in SIGNALS)]
+        padded = sum(batch.num_padded_tokens for batch in batches if isinstance(batch, PaddedBatch))
+        host = [float(tokens), float(padded), *(float(signum == known) for known in SIGNALS)]
         total = self._ranks.sum(torch.cat([torch.stack([v.double() for v in values]), zero.new_tensor(host)]))
         end_terms = 2 + len(self._weights)
         end_logs = end_terms + len(self._log_names)
@@ -194,7 +194,7 @@ class Stepper:
             terms=dict(zip(self._weights, total[2:end_terms], strict=True)),
             logs=dict(zip(self._log_names, total[end_terms:end_logs], strict=True)),
             tokens=int(total[end_logs]),
-            slots=int(total[end_logs + 1]),
+            padded_tokens=int(total[end_logs + 1]),
             signum=int(raised[0]) if raised else 0,
         )
 

@@ -145,6 +145,7 @@ class Meter:
         self.tokens_per_second = 0.0
 
     def add(self, report: StepReport, seconds: float) -> None:
+        """Count one step that took `seconds`."""
         self._tokens += report.tokens
         self._seconds += seconds
         self._steps += 1
@@ -164,8 +165,8 @@ class Meter:
             "seconds": self._seconds / self._steps,
             **memory_gb(self._device),
         }
-        if report.slots:
-            line["padding_share"] = 1.0 - report.tokens / report.slots
+        if report.padded_tokens:
+            line["padding_share"] = 1.0 - report.tokens / report.padded_tokens
         if self._flops_ratio is not None:
             line["mfu"] = self.tokens_per_second * self._flops_ratio
         self._tokens, self._seconds, self._steps = 0, 0.0, 0

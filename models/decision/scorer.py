@@ -20,21 +20,14 @@ class LowLabelMass(ValueError):
 
 
 class LocalScorer:
-    """Scores slates with a `DecisionModel`.
+    """Scores slates with a `DecisionModel`; answers do not depend on which slates are asked together.
 
     max_batch_tokens: tokens of one forward pass over several slates; more is faster on a GPU until memory ends,
         and useless on a CPU once one slate fills the cores.
     """
 
     def __init__(self, model: DecisionModel, layout: SlateLayout, *, max_batch_tokens: int | None = None) -> None:
-        """Check that one candidate at the cap fits a slate."""
-        config = layout.config
-        if layout.max_candidate_tokens < max(config.max_candidate_tokens, config.max_brief_tokens) + 64:
-            raise ValueError(
-                f"decision.max_slate_tokens={config.max_slate_tokens} cannot hold one candidate of "
-                f"decision.max_candidate_tokens={config.max_candidate_tokens} and a query of "
-                f"decision.max_query_tokens={config.max_query_tokens}; raise the first or lower the others"
-            )
+        """`max_batch_tokens`: None chooses by device."""
         self.model, self.layout = model, layout
         self.max_batch_tokens = max_batch_tokens or (32_768 if model.device.type == "cuda" else 2_048)
 
@@ -46,7 +39,7 @@ class LocalScorer:
     @property
     def max_candidate_tokens_per_slate(self) -> int:
         """How many tokens of candidates one slate may hold."""
-        return self.layout.max_candidate_tokens
+        return self.layout.max_candidate_tokens_per_slate
 
     def num_tokens(self, candidate: Candidate) -> int:
         """How many tokens of a slate's budget this candidate takes."""
@@ -56,61 +49,82 @@ class LocalScorer:
         """P(yes) of each candidate of each slate, normalised over yes and no only (DecisionRAG, equation of p_i^bin).
 
         Raises:
-            LowLabelMass: the mean of P(yes) + P(no) is below `decision.min_label_mass` (yes/no head).
+            LowLabelMass: a slate's mean of P(yes) + P(no) is below `decision.min_label_mass` (yes/no head).
+            FloatingPointError: the model's logits are not finite.
         """
         return self._run([self.layout.render(slate) for slate in slates], self._yes)
 
     def choose(self, slates: Sequence[Slate]) -> list[SlateScores]:
-        """One multiple-choice question a slate: probabilities that sum to 1 over its candidates."""
+        """One multiple-choice question a slate: probabilities that sum to 1 over its candidates.
+
+        Raises:
+            FloatingPointError: the model's logits are not finite.
+        """
         return self._run([self.layout.render_choice(slate) for slate in slates], self._choose)
 
     def _yes(self, batch: SlateBatch) -> list[np.ndarray]:
         if self.model.head is not None:
             log_odds = self.model.yes_logits(batch)
         else:
-            _, states_QH = self.model.branch_states(batch)
-            self._check_mass(states_QH)
+            states_QH = self.model.read_states(batch)
             log_odds = self.model.log_odds(states_QH)
-        values = torch.sigmoid(log_odds.double()).cpu().numpy()
-        sizes = [len(s.branches) if self.model.head is None else len(s.ends) for s in batch.slates]
-        return np.split(values, np.cumsum(sizes)[:-1])
+            self._check_mass(states_QH, batch)
+        return [torch.sigmoid(part.double()).cpu().numpy() for part in _by_slate(log_odds, batch)]
 
     def _choose(self, batch: SlateBatch) -> list[np.ndarray]:
-        logits = self.model.choice_logits(batch)
-        sizes = [len(slate.ends) for slate in batch.slates]
-        return [part.double().softmax(0).cpu().numpy() for part in logits.split(sizes)]
+        return [part.double().softmax(0).cpu().numpy() for part in _by_slate(self.model.choice_logits(batch), batch)]
 
-    def _run(
-        self, packed: Sequence[PackedSlate], read: Callable[[SlateBatch], list[np.ndarray]]
-    ) -> list[SlateScores]:
+    def _run(self, packed: Sequence[PackedSlate], read: Callable[[SlateBatch], list[np.ndarray]]) -> list[SlateScores]:
         out: dict[int, SlateScores] = {}
+        was_training = self.model.training
         self.model.eval()
-        with torch.inference_mode():
-            for group in _groups([p.num_tokens for p in packed], self.max_batch_tokens):
-                batch = SlateBatch.of([packed[i] for i in group], self.model.device)
-                start = time.perf_counter()
-                values = read(batch)
-                seconds = (time.perf_counter() - start) / batch.num_tokens
-                for i, value in zip(group, values, strict=True):
-                    tokens = packed[i].num_tokens
-                    cost = Cost(
-                        requests=1, forwards=1, prompt_tokens=tokens, max_concurrency=1, seconds=seconds * tokens
-                    )
-                    out[i] = SlateScores(value, packed[i].notes, cost)
+        try:
+            # Not inference_mode: a rotary table that grows in it could not be used by later training steps.
+            with torch.no_grad():
+                for group in _groups([p.num_tokens for p in packed], self.max_batch_tokens):
+                    out |= self._one_pass({i: packed[i] for i in group}, read)
+        finally:
+            self.model.train(was_training)
         return [out[i] for i in range(len(packed))]
 
-    def _check_mass(self, states_QH: Tensor) -> None:
+    def _one_pass(
+        self, packed: dict[int, PackedSlate], read: Callable[[SlateBatch], list[np.ndarray]]
+    ) -> dict[int, SlateScores]:
+        batch = SlateBatch.of(list(packed.values())).to(self.model.device)
+        start = time.perf_counter()
+        values = read(batch)
+        seconds = (time.perf_counter() - start) / batch.num_tokens
+        out = {}
+        for (i, slate), value_C in zip(packed.items(), values, strict=True):
+            if not np.isfinite(value_C).all():
+                raise FloatingPointError(
+                    f"the model answers {value_C[~np.isfinite(value_C)][0]} in a slate of {len(value_C)} candidates: "
+                    "its weights are damaged, or too large for its dtype; try model.dtype=float32 or bfloat16"
+                )
+            tokens = slate.num_tokens
+            cost = Cost(requests=1, forwards=1, prompt_tokens=tokens, max_concurrency=1, seconds=seconds * tokens)
+            out[i] = SlateScores(value_C, slate.notes, cost)
+        return out
+
+    def _check_mass(self, states_QH: Tensor, batch: SlateBatch) -> None:
         floor = self.layout.config.min_label_mass
-        mass = float(self.model.label_mass(states_QH).mean())
-        if mass < floor or not np.isfinite(mass):
-            token = int(self.model.backbone.get_output_embeddings()(states_QH[:1]).argmax())
-            wants = self.layout.tokenizer.hf.decode([token])
+        for states, mass_Q in zip(
+            _by_slate(states_QH, batch), _by_slate(self.model.label_mass(states_QH), batch), strict=True
+        ):
+            mass = float(mass_Q.mean())
+            if mass >= floor or np.isnan(mass):  # not a number is an error of its own, raised with the answers
+                continue
+            token = int(self.model.backbone.get_output_embeddings()(states[:1]).argmax())
             raise LowLabelMass(
                 f"only {mass:.2g} of the probability falls on yes or no (decision.min_label_mass={floor}); the model "
-                f"would rather say {wants!r}. Its chat template or prompt does not fit (an open <think>, a base model "
-                "without chat training), or it was trained with another head: use the matching chat model, "
-                "train it, or set decision.head=pointer for a trained pointer export"
+                f"would rather say {self.layout.tokenizer.hf.decode([token])!r}. Its chat template or prompt does not "
+                "fit (an open <think>, a base model without chat training), or it was trained with another head: use "
+                "the matching chat model, train it, or set decision.head=pointer for a trained pointer export"
             )
+
+
+def _by_slate(values_Q: Tensor, batch: SlateBatch) -> tuple[Tensor, ...]:
+    return values_Q.split([len(slate.ends) for slate in batch.slates])
 
 
 def _groups(lengths: Sequence[int], max_tokens: int, max_padding: float = 0.15) -> Iterator[list[int]]:

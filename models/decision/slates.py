@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -44,27 +44,45 @@ def split(pool: Pool, scorer: DecisionScorer) -> list[Slate]:
     """Slates of neighbouring candidates within the scorer's limits, as few as possible and of similar size.
 
     Similar sizes, because a probability depends on its rivals: 52 candidates become 26 + 26, not 50 + 2.
+
+    Raises:
+        ValueError: the pool is empty.
     """
-    sizes = np.array([scorer.num_tokens(c) for c in pool.candidates])
-    fewest = max(
-        -(-len(sizes) // scorer.max_candidates), -(-int(sizes.sum()) // scorer.max_candidate_tokens_per_slate), 1
-    )
-    per_slate, tokens_per_slate = -(-len(sizes) // fewest), sizes.sum() / fewest
+    if not pool.candidates:
+        raise ValueError(f"nothing to judge for the query {pool.query[:60]!r}")
+    farthest = _farthest_ends([scorer.num_tokens(c) for c in pool.candidates], scorer)
+    count = len(farthest)
+    needed = [0] * (count + 1)  # slates that candidates[i:] need at least
+    for i in reversed(range(count)):
+        needed[i] = 1 + needed[farthest[i]]
     slates: list[Slate] = []
-    start, tokens = 0, 0
-    for i, size in enumerate(sizes):
-        full = i - start >= min(per_slate, scorer.max_candidates)
-        full |= tokens + size > min(scorer.max_candidate_tokens_per_slate, 1.25 * tokens_per_slate + size)
-        full |= tokens + size > scorer.max_candidate_tokens_per_slate
-        if i > start and full:
-            slates.append(Slate(pool.query, pool.candidates[start:i]))
-            start, tokens = i, 0
-        tokens += int(size)
-    slates.append(Slate(pool.query, pool.candidates[start:]))
+    start = 0
+    for left in range(needed[0], 0, -1):
+        # An even share, or less where tokens forbid it, or more where the slates that are left could not hold the rest.
+        end = min(start + -(-(count - start) // left), farthest[start])
+        while needed[end] > left - 1:
+            end += 1
+        slates.append(Slate(pool.query, pool.candidates[start:end]))
+        start = end
     return slates
 
 
-def score_pools(scorer: DecisionScorer, pools: Sequence[Pool]) -> list[PoolScores]:
+def _farthest_ends(sizes: Sequence[int], scorer: DecisionScorer) -> list[int]:
+    """For each candidate, where a slate that starts with it must end; at least one candidate behind it."""
+    ends: list[int] = []
+    end, tokens = 0, 0
+    for start, size in enumerate(sizes):
+        while end < len(sizes) and end - start < scorer.max_candidates:
+            if end > start and tokens + sizes[end] > scorer.max_candidate_tokens_per_slate:
+                break
+            tokens += sizes[end]
+            end += 1
+        ends.append(end)
+        tokens -= size
+    return ends
+
+
+def score_pools(scorer: DecisionScorer, pools: Iterable[Pool]) -> list[PoolScores]:
     """Judge every candidate of every pool; all slates of all pools go to the scorer together."""
     slates = [split(pool, scorer) for pool in pools]
     answers = iter(scorer.yes([slate for group in slates for slate in group]))
@@ -89,3 +107,14 @@ def _short(notes: Sequence[str]) -> tuple[str, ...]:
     if len(unique) <= _SHOWN_NOTES + 1:
         return tuple(unique)
     return (*unique[:_SHOWN_NOTES], f"and {len(unique) - _SHOWN_NOTES} more notes like these")
+
+
+def check_queries(queries: Sequence[str], k: int) -> None:
+    """Raise ValueError for an empty query or k below 1; for one string instead of a list, TypeError."""
+    if isinstance(queries, str):
+        raise TypeError("search takes a list of queries; put the one query into brackets")
+    if k < 1:
+        raise ValueError(f"k={k} must be 1 or more")
+    for n, query in enumerate(queries):
+        if not query.strip():
+            raise ValueError(f"query number {n} is empty")

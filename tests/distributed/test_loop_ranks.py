@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from dist import free_port, run_ranks
-from toy_objective import ToyModel, ToyObjective, toy_config
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from toy_objective import ToyModel, ToyObjective, toy_config
 
 from retrail.train.distributed import Ranks, make_accelerator
 from retrail.train.loop import fit
@@ -183,14 +183,16 @@ def test_nan_on_one_rank_stops_all_before_the_step(tmp_path):
 
 
 def signalled(run_dir):
-    def at_step_4(rows, collate=ToyObjective().collate):
-        at_step_4.calls += 1
-        if at_step_4.calls == 4 and os.environ["RANK"] == "1":
+    objective = ToyObjective()
+    collate = objective.collate
+    calls = []
+
+    def at_step_4(rows):
+        calls.append(1)
+        if len(calls) == 4 and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGTERM)
         return collate(rows)
 
-    at_step_4.calls = 0
-    objective = ToyObjective()
     objective.collate = at_step_4
     try:
         fit(
@@ -262,7 +264,15 @@ def test_messages():
 
 
 def launch(run_dir, *options, processes=2, environment=None):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-addr", "127.0.0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(processes),
+        "--master-addr",
+        "127.0.0.1",
+    ]
     clean = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE")}
     process = subprocess.Popen(
         [*command, "--master-port", str(free_port()), str(HELPERS / "toy_run.py"), str(run_dir), "steps=2", *options],
@@ -272,11 +282,11 @@ def launch(run_dir, *options, processes=2, environment=None):
         env=clean | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | (environment or {}),
     )
     try:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=100)
     except subprocess.TimeoutExpired:
         # torchrun ends its ranks when asked to; killed, it would leave them behind.
         process.terminate()
-        process.communicate(timeout=40)
+        process.communicate(timeout=15)
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -311,7 +321,7 @@ def test_accelerate_launch_on_a_cpu_is_refused(tmp_path):
         + [str(HELPERS / "toy_run.py"), str(tmp_path / "run"), "steps=2", "processes=2"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert result.returncode != 0

@@ -27,7 +27,9 @@ def _body(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return fn(*args)
 
 
-def _rank(fn: Callable[..., Any], rank: int, world_size: int, port: int, args: tuple[Any, ...], out: Connection) -> None:
+def _rank(
+    fn: Callable[..., Any], rank: int, world_size: int, port: int, args: tuple[Any, ...], out: Connection
+) -> None:
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from toy_objective import ToyModel, ToyObjective, toy_config
 
+from retrail.train.distributed import end_processes
 from retrail.train.loop import fit
 from retrail.train.signals import Interrupted
 
@@ -67,6 +68,7 @@ def main(run_dir: str, *arguments: str) -> int:
     except Interrupted as stop:
         print("interrupted:", stop, file=sys.stderr, flush=True)
         return stop.exit_code
+    end_processes()
     print("done", result.loss, "rank", os.environ.get("RANK", "0"), flush=True)
     return 0
 

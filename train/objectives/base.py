@@ -41,7 +41,7 @@ class PaddedBatch(Protocol):
     """A batch that also tells how many token positions it computes, so that the padding share is logged."""
 
     @property
-    def num_slots(self) -> int:
+    def num_padded_tokens(self) -> int:
         """Token positions of the forward pass, padding included."""
         ...
 

@@ -6,28 +6,33 @@ any slate and a resumed run sees the same ones.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from ...data_prep.corpus import Corpus
-from ...data_prep.examples import DecisionRow, decision_rows
-from ...data_prep.negatives import drop_relatives
+from ...data_prep.examples import DecisionRow, decision_rows, gold_paths
+from ...data_prep.negatives import drop_relatives, drop_same_text
 from ...data_prep.task import Qrels, Query
 from ...models.bm25 import BM25
-from ...models.decision.layout import PackedSlate, SlateLayout
+from ...models.decision.layout import SlateLayout
 from ...models.decision.model import SlateBatch
 from ...models.decision.slates import node_candidate
 from ...models.protocols import Slate
 from ..config import DecisionObjectiveConfig
 from ..losses import bce_sum, listwise_sum
-from .base import LossParts
+from .base import Batch, LossParts
 
 _RIVALS = 30
+_MINED_AT_ONCE = 256
+_REMEMBERED_DRAWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +74,24 @@ class DecisionObjective:
         config: DecisionObjectiveConfig,
         *,
         seed: int = 0,
-        device: torch.device | str = "cpu",
     ) -> None:
-        """`rows` from `gold_path_rows`; slates go to `device`.
+        """`rows` from `gold_path_rows`.
 
         Raises:
-            ValueError: there are no rows.
+            ValueError: there are no rows, or slates would be larger than the model's own.
         """
         if not rows:
             raise ValueError("there is nothing to train on: no query of this split has a relevant node in the corpus")
+        if config.max_candidates > layout.config.max_candidates:
+            raise ValueError(
+                f"objective.max_candidates={config.max_candidates} is more than decision.max_candidates="
+                f"{layout.config.max_candidates}, the most that a search puts on a slate; lower the first or raise "
+                "the second"
+            )
         self.rows, self.corpus, self.layout, self.config = list(rows), corpus, layout, config
-        self.seed, self.device = seed, device
+        self.seed = seed
         self._asks_choice = layout.config.head == "yes_no" and config.choice_weight > 0
-        self._reading_order = _reading_order(corpus)
-        self.slate = lru_cache(maxsize=4096)(self._slate)
+        self._draw = lru_cache(maxsize=_REMEMBERED_DRAWS)(self._drawn)
 
     @property
     def num_rows(self) -> int:
@@ -114,64 +123,66 @@ class DecisionObjective:
         if self._asks_choice:
             counts["choice"] = with_gold
         return DecisionBatch(
-            SlateBatch.of(packed, self.device),
+            SlateBatch.of(packed),
             choices,
-            labels.to(self.device),
-            slate_Q.to(self.device),
+            labels,
+            slate_Q,
             counts if rows else dict.fromkeys(counts, 0.0),
             tuple(f"{self.rows[row].name} (epoch {epoch})" for row, epoch in rows),
         )
 
-    def loss(self, model: nn.Module, batch: DecisionBatch) -> LossParts:
-        """Sums of each term from one forward pass."""
-        yes_Q, choice_Q = model(batch.slates, batch.choices)
-        S = len(batch.slates.slates)
-        sums = {
-            "bce": bce_sum(yes_Q, batch.labels_Q),
-            "listwise": listwise_sum(yes_Q, batch.labels_Q, batch.slate_Q, S),
-        }
+    def loss(self, model: nn.Module, batch: Batch) -> LossParts:
+        """Sums of each term from one forward pass; `batch` comes from `collate`."""
+        assert isinstance(batch, DecisionBatch)
+        device = next(model.parameters()).device
+        yes_Q, choice_Q = model(batch.slates.to(device), batch.choices.to(device) if batch.choices else None)
+        labels_Q, slate_Q, S = batch.labels_Q.to(device), batch.slate_Q.to(device), len(batch.slates.slates)
+        sums = {"bce": bce_sum(yes_Q, labels_Q), "listwise": listwise_sum(yes_Q, labels_Q, slate_Q, S)}
         if choice_Q is not None:
-            sums["choice"] = listwise_sum(choice_Q, batch.labels_Q, batch.slate_Q, S)
+            sums["choice"] = listwise_sum(choice_Q, labels_Q, slate_Q, S)
         if not batch.names:
             return LossParts({name: value * 0.0 for name, value in sums.items()})
-        with torch.no_grad():
-            first = torch.stack([part.argmax() for part in yes_Q.split(_sizes(batch.slates.slates))])
-            starts = torch.cumsum(torch.tensor([0, *_sizes(batch.slates.slates)[:-1]], device=first.device), 0)
-            hit_at_1 = batch.labels_Q[starts + first].sum()
-        return LossParts(sums, {"slate_hit@1": hit_at_1})
+        return LossParts(sums)
+
+    def slate(self, row: int, epoch: int) -> tuple[Slate, np.ndarray]:
+        """The slate of a row in an epoch, and its labels (C,) in float32."""
+        chosen = self._draw(row, epoch)
+        slate = Slate(self.rows[row].query, tuple(node_candidate(self.corpus, r) for r in chosen))
+        return slate, np.isin(chosen, self.rows[row].gold).astype(np.float32)
 
     def _choices(self, slates: Sequence[Slate]) -> SlateBatch:
-        return SlateBatch.of([self.layout.render_choice(slate) for slate in slates], self.device)
+        return SlateBatch.of([self.layout.render_choice(slate) for slate in slates])
 
-    def _slate(self, row: int, epoch: int) -> tuple[Slate, np.ndarray]:
-        """The slate of a row in an epoch and its labels (C,)."""
+    def _drawn(self, row: int, epoch: int) -> tuple[int, ...]:
+        """The rows of the corpus on the slate of a row in an epoch, as the model reads them."""
         source = self.rows[row]
         rng = np.random.default_rng([self.seed, epoch, row])
         size = int(rng.integers(self.config.min_candidates, self.config.max_candidates + 1))
-        gold = list(rng.permutation(source.gold)[: max(1, size // 2)])
+        gold = [int(r) for r in rng.permutation(source.gold)[: max(1, size // 2)]]
         if rng.random() < self.config.none_share:
             gold = []
-        chosen = [*gold, *self._rivals(source, size - len(gold), rng)]
-        chosen = self._ordered(chosen, rng)
-        slate = Slate(source.query, tuple(node_candidate(self.corpus, r) for r in chosen))
-        return slate, np.isin(chosen, source.gold).astype(np.float32)
+        chosen = self._within_tokens([*gold, *self._rivals(source, size - len(gold), rng)])
+        return tuple(self._ordered(chosen, rng))
 
     def _rivals(self, source: DecisionRow, count: int, rng: np.random.Generator) -> list[int]:
-        """`count` wrong rows: siblings and cross-page rivals, or random ones of the same level."""
-        level = self.corpus.level_rows(source.level)
-        strangers = level.start + rng.choice(len(level), size=min(len(level), 2 * count + len(source.gold)), replace=False)
+        """At most `count` wrong rows: siblings and cross-page rivals, or random ones of the same level."""
         if rng.random() < self.config.random_share:
-            sources: list[Sequence[int]] = [strangers]
-        else:
-            near = rng.permutation(source.siblings)[: round(self.config.sibling_share * count)]
-            far = rng.permutation(source.rivals)
-            sources = [near, far, rng.permutation(source.siblings), strangers]
-        wrong = dict.fromkeys(int(r) for rows in sources for r in rows)
-        return [r for r in wrong if r not in source.gold][:count]
+            return draw(rng, (*source.siblings, *source.others), count)
+        siblings = draw(rng, source.siblings, count)
+        near = siblings[: round(self.config.sibling_share * count)]
+        far = [int(r) for r in rng.permutation(source.rivals)]
+        strangers = draw(rng, source.others, count)
+        return list(dict.fromkeys([*near, *far, *siblings, *strangers]))[:count]
+
+    def _within_tokens(self, rows: list[int]) -> list[int]:
+        """The first of `rows`, at least one, that fit a slate's token cap."""
+        sizes = accumulate(self.layout.num_tokens(node_candidate(self.corpus, row)) for row in rows)
+        fitting = sum(size <= self.layout.max_candidate_tokens_per_slate for size in sizes)
+        return rows[: max(1, fitting)]
 
     def _ordered(self, rows: list[int], rng: np.random.Generator) -> list[int]:
-        """Reading order inside a page; half of the time the pages change places."""
-        rows = sorted((int(r) for r in rows), key=self._reading_order.__getitem__)
+        """Reading order, which inside a level is the order of rows; half of the time the pages change places."""
+        rows = sorted(rows)
         if rng.random() < 0.5:
             pages = list(dict.fromkeys(self.corpus.parent(r) for r in rows))
             place = dict(zip(pages, rng.permutation(len(pages)), strict=True))
@@ -179,32 +190,38 @@ class DecisionObjective:
         return rows
 
 
+def draw(rng: np.random.Generator, ranges: Sequence[range], count: int) -> list[int]:
+    """At most `count` different numbers of disjoint ranges, in random order. Wide ranges take no longer."""
+    ends = list(accumulate(map(len, ranges)))
+    total = ends[-1] if ends else 0
+    places = rng.choice(total, size=min(count, total), replace=False) if total else np.empty(0, dtype=np.int64)
+    which = np.searchsorted(ends, places, side="right")
+    return [ranges[i][place - ends[i]] for i, place in zip(which.tolist(), places.tolist(), strict=True)]
+
+
 def gold_path_rows(corpus: Corpus, queries: Sequence[Query], qrels: Qrels) -> list[DecisionRow]:
-    """Training rows of every level, with BM25's wrong favourites of that level as cross-page rivals."""
+    """Training rows of every level, with BM25's wrong favourites of that level as cross-page rivals.
+
+    Takes about a millisecond a query and level, on every rank for itself (the rows are the same).
+    """
+    depth = {query.id: max(map(len, gold_paths(corpus, qrels.get(query.id, {}))), default=0) for query in queries}
     rivals: dict[int, dict[str, list[str]]] = {}
-    judged = [q for q in queries if any(r > 0 for r in qrels.get(q.id, {}).values())]
-    for level in range(corpus.num_levels):
-        bm25 = BM25.from_corpus(corpus, corpus.level_rows(level))
-        hits = bm25.search([q.text for q in judged], k=_RIVALS)
-        rivals[level] = {
-            q.id: drop_relatives(h.ids, [node for node, r in qrels[q.id].items() if r > 0], corpus)
-            for q, h in zip(judged, hits, strict=True)
-        }
-    return list(decision_rows(corpus, judged, qrels, rivals))
+    silent = os.environ.get("RANK", "0") != "0"
+    with tqdm(total=sum(depth.values()), desc="rivals", unit="query", disable=silent) as bar:
+        for level in range(corpus.num_levels):
+            asked = [query for query in queries if depth[query.id] > level]
+            bm25 = BM25.from_corpus(corpus, corpus.level_rows(level) if asked else ())
+            rivals[level] = {}
+            for start in range(0, len(asked), _MINED_AT_ONCE):
+                part = asked[start : start + _MINED_AT_ONCE]
+                for query, hits in zip(part, bm25.search([q.text for q in part], k=_RIVALS), strict=True):
+                    rivals[level][query.id] = _wrong(corpus, level, hits.ids, qrels[query.id])
+                bar.update(len(part))
+    return list(decision_rows(corpus, queries, qrels, rivals))
 
 
-def _reading_order(corpus: Corpus) -> np.ndarray:
-    """Rank of every row in depth-first order (N,)."""
-    order = np.empty(len(corpus), dtype=np.int64)
-    stack = list(reversed(corpus.children(None)))
-    rank = 0
-    while stack:
-        row = stack.pop()
-        order[row] = rank
-        rank += 1
-        stack.extend(reversed(corpus.children(row)))
-    return order
-
-
-def _sizes(slates: Sequence[PackedSlate]) -> list[int]:
-    return [len(slate.ends) for slate in slates]
+def _wrong(corpus: Corpus, level: int, ids: Sequence[str], judgements: Mapping[str, int]) -> list[str]:
+    """`ids` of a level without those on a gold path, below a relevant node, or with the words of a gold node there."""
+    paths = gold_paths(corpus, judgements)
+    ids = drop_relatives(ids, [corpus.id(path[-1]) for path in paths], corpus)
+    return drop_same_text(ids, [corpus.id(path[level]) for path in paths if len(path) > level], corpus)

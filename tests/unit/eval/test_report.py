@@ -71,7 +71,7 @@ def test_terminal_table():
     text = shown(compare_table([result("BM25", [1, 2]), result("d0", [1, 1])], title="dev [set]"))
     assert "dev [set]" in text
     assert [line.split("│")[1:-1] for line in text.splitlines() if "BM25" in line] == [
-        [" BM25   ", " 0.500 ", " 0.750 ", "       2 ", "       0 ", "            0 "]
+        [" BM25     ", " 0.500 ", " 0.750 ", "       2 ", "       0 ", "            0 "]
     ]
 
 

@@ -195,7 +195,13 @@ def test_ids_that_trec_cannot_hold_do_not_lose_the_search(tmp_path):
     )
 
 
-def test_lines_survive_any_text(tmp_path):
+def test_an_id_that_is_no_unicode_does_not_lose_the_search(tmp_path):
+    with pytest.warns(UserWarning, match=r"no run.trec"):
+        run_retriever(Bad(Hits(("\ud800",), (1.0,))), QUERIES[:1], k=2, out=tmp_path)
+    assert read_hits(tmp_path / "hits.jsonl")["q0"].ids == ("\ud800",)
+
+
+def test_lines_survive_any_text():
     step = Step(name="\u2028", ids=("\ud800",), scores=(1e-300,), kept=(), notes=("line\nend",), cost=Cost(usd=0.25))
     hits = Hits(("日本", "\x1b"), (1 / 3, -0.0), Cost(prompt_tokens=3), (step,), False)
     line = json.dumps(hits_to_json("q", hits))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrail.data_prep.corpus import Corpus, Node
-from retrail.models.bm25 import BM25, fold, split_words, top_k
+from retrail.models.bm25 import BM25, split_words, top_k
 from retrail.models.protocols import Retriever
 
 
@@ -111,6 +111,7 @@ def test_k_beyond_the_corpus():
     assert search(["apple pie", "apple", "pear"], "apple", k=1000) == ["1", "0"]
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("texts", [[], [""], ["", "   ", "\n"], ["?", "--- ...", "!!"]])
 def test_nothing_to_find(texts):
     assert search(texts, "apple") == []
@@ -200,18 +201,17 @@ def test_words():
 
 
 @given(st.text(st.characters(max_codepoint=127), max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_plain_ascii_takes_the_same_tokens_by_either_path(text):
     assert split_words(text) == split_words(f"{text} \u2014")  # a dash is no token, but not ASCII
 
 
 @given(st.text(max_size=40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_text_can_be_indexed_and_found(text):
     index = BM25(["a", "b"], ["filler", text])
     hits = index.search([text], k=2)[0]
     assert ("b" in hits.ids) == bool(split_words(text, query=True))
-    assert fold(fold(text)) == fold(text)
 
 
 def test_stemming_follows_the_language():

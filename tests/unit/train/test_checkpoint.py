@@ -143,12 +143,37 @@ def test_full_disk(tmp_path, monkeypatch, where):
     assert {p: p.read_bytes() for p in before} == before
 
 
+def test_everything_is_on_the_disk_before_the_name_appears(tmp_path, monkeypatch):
+    events = []
+    rename, fsync = os.rename, os.fsync
+
+    def synced(handle):
+        events.append(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
+        fsync(handle)
+
+    def renamed(source, target, **options):
+        events.append(f"-> {os.path.basename(target)}")
+        rename(source, target, **options)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    path = save(tmp_path, 20)
+    at = events.index("-> step_00000020")
+    # JSON is synced under its own temporary name.
+    before = {event.removesuffix(".tmp") for event in events[:at]}
+    assert before >= {file.name for file in path.iterdir()} | {"step_00000020"}
+    assert events[at + 1 :] == [tmp_path.name]
+
+
 def test_really_full_disk(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    if shutil.which("mount") is None or subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)], capture_output=True
-    ).returncode:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)], capture_output=True
+        ).returncode
+    ):
         pytest.skip("a small file system cannot be mounted here")
     try:
         root = disk / "checkpoints"

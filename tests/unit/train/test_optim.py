@@ -2,8 +2,8 @@ import math
 
 import pytest
 import torch
-from toy_objective import ToyModel
 from torch import nn
+from toy_objective import ToyModel
 
 from retrail.train.config import OptimConfig
 from retrail.train.optim import Optimizer, lr_multiplier
@@ -50,7 +50,14 @@ def test_no_step_is_wasted(schedule, max_steps):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("warmup_ratio", 1.5), ("lr", 0.0), ("head_lr", -1.0), ("beta1", 1.0), ("schedule", "cosin"), ("weight_decay", -1)],
+    [
+        ("warmup_ratio", 1.5),
+        ("lr", 0.0),
+        ("head_lr", -1.0),
+        ("beta1", 1.0),
+        ("schedule", "cosin"),
+        ("weight_decay", -1),
+    ],
 )
 def test_config_names_key_and_value(key, value):
     with pytest.raises(ValueError, match=f"optim.{key}={value!r}"):

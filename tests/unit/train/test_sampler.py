@@ -47,8 +47,6 @@ def test_permutation_is_pinned():
     assert epoch_permutation(1, 0, 8).tolist() != PINNED
 
 
-
-
 def test_global_generators_have_no_influence():
     random.seed(1)
     np.random.seed(1)
@@ -97,7 +95,7 @@ def test_spread_is_within_a_third_of_the_best(lengths, num_ranks):
 
 
 def test_pack_by_hand():
-    # 12 is over the budget and alone; 6 opens a bin with 4 left; 5 a second with 5 left; 4 fits the first, 3 the second.
+    # 12 is over the budget and alone; 6 opens a bin with 4 left, 5 one with 5 left; 4 fits the first, 3 the second.
     lengths = [12, 6, 5, 4, 3]
     assert pack([0, 1, 2, 3, 4], lengths, 10) == [[0], [1, 3], [2, 4]]
 

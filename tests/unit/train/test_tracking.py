@@ -1,10 +1,11 @@
 import json
+import os
 import sys
 
 import pytest
 import torch
-from toy_objective import ToyModel, ToyObjective, toy_config
 from torch import nn
+from toy_objective import ToyModel, ToyObjective, toy_config
 
 from retrail.train.config import TrackerConfig
 from retrail.train.files import dumps, read_jsonl, write_text
@@ -59,7 +60,8 @@ def test_machine_numbers_on_a_cpu():
 
 
 @pytest.mark.parametrize(
-    ("name", "peak"), [("NVIDIA H200", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA L4", 121e12), ("Tesla K80", None)]
+    ("name", "peak"),
+    [("NVIDIA H200", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA L4", 121e12), ("Tesla K80", None)],
 )
 def test_peak_of_known_devices(monkeypatch, name, peak):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
@@ -85,6 +87,7 @@ class FakeRun:
 
 
 def test_wandb_is_told_what_the_log_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
     run, asked = FakeRun(), []
 
     class Wandb:
