@@ -112,7 +112,7 @@ def load_backbone(config: ModelConfig, device: torch.device) -> tuple[PreTrained
         model, tokenizer = _load_pretrained(config, device)
     if config.num_layers is not None:
         keep_first_layers(model, config.num_layers)
-    return model.to(device).eval(), tokenizer
+    return model.eval(), tokenizer
 
 
 def _load_pretrained(config: ModelConfig, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -124,7 +124,7 @@ def _load_pretrained(config: ModelConfig, device: torch.device) -> tuple[PreTrai
     extra: dict[str, Any] = {"revision": config.revision} if config.revision else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **extra)
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=pick_dtype(config.dtype, device),
             attn_implementation=_attention(config),
@@ -136,13 +136,14 @@ def _load_pretrained(config: ModelConfig, device: torch.device) -> tuple[PreTrai
         raise FileNotFoundError(
             f"model.path={config.path!r} is no folder with a model, and the Hub gives out none of that name: {reason}"
         ) from error
+    model, report = loaded
     # transformers would fill what is missing with random numbers and only warn.
     if missing := sorted(report["missing_keys"]):
         raise ValueError(
             f"model.path={config.path!r} lacks {len(missing)} weights ({', '.join(missing[:3])} ...): it is no causal "
             "language model, or incomplete; download or export it again"
         )
-    return model, tokenizer
+    return model.to(device), tokenizer
 
 
 def keep_first_layers(model: PreTrainedModel, num_layers: int) -> None:
@@ -151,10 +152,10 @@ def keep_first_layers(model: PreTrainedModel, num_layers: int) -> None:
     Raises:
         ValueError: there are fewer layers.
     """
-    layers = model.base_model.layers
-    if num_layers > len(layers):
-        raise ValueError(f"model.num_layers={num_layers}, but the model has {len(layers)} layers")
-    model.base_model.layers = layers[:num_layers]
+    decoder: Any = model.base_model
+    if num_layers > len(decoder.layers):
+        raise ValueError(f"model.num_layers={num_layers}, but the model has {len(decoder.layers)} layers")
+    decoder.layers = decoder.layers[:num_layers]
     model.config.num_hidden_layers = num_layers
     if getattr(model.config, "layer_types", None):
         model.config.layer_types = model.config.layer_types[:num_layers]
@@ -197,7 +198,7 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig) -> PreTrainedMode
 def _train_fully(model: PreTrainedModel, last_layers: int | None) -> PreTrainedModel:
     model.requires_grad_(last_layers is None)
     if last_layers is not None:
-        decoder = model.base_model
+        decoder: Any = model.base_model
         for module in (*decoder.layers[-last_layers:], decoder.norm):
             module.requires_grad_(True)
     return model
@@ -232,7 +233,8 @@ def tiny_twin(
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
-    return model.to(device).eval(), tokenizer
+    placed: Any = model  # transformers' decorators hide the signature of `to` from type checkers
+    return placed.to(device).eval(), tokenizer
 
 
 def _tiny_tokenizer() -> PreTrainedTokenizerBase:

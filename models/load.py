@@ -113,10 +113,9 @@ def load_scorer(path: str | Path, *, device: str = "auto", dtype: str = "auto") 
     stored = _section(export.manifest, "contract", file)
     config = _settings(DecisionConfig, stored, "decision", file)
     _check_weights(export.path)
+    place = pick_device(device)
     try:
-        backbone, tokenizer = load_backbone(
-            ModelConfig(path=str(export.path.resolve()), dtype=dtype), pick_device(device)
-        )
+        backbone, tokenizer = load_backbone(ModelConfig(path=str(export.path.resolve()), dtype=dtype), place)
         layout = open_layout(tokenizer, config)
     except (OSError, ValueError) as error:
         raise ExportError(f"{export.path}: what it holds cannot be opened: {error}") from error

@@ -43,6 +43,11 @@ options of every command
   --traceback       show the whole stack of an error (or RETRAIL_TRACEBACK=1)
 """
 
+# Read by the C libraries of torch when it is imported; what the user has set stays.
+# - Threads that wait by spinning are many times slower as soon as anything else runs on the machine.
+# - oneDNN keeps a kernel and its memory for every shape it has seen, 1,024 of them: gigabytes, with texts of all lengths.
+CPU_DEFAULTS = {"GOMP_SPINCOUNT": "0", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+
 PACKAGE = Path(__file__).resolve().parent.parent
 
 T = TypeVar("T", bound=Command)
@@ -76,6 +81,8 @@ def run_command(settings: type[T], body: Callable[[T], int | None], argv: Sequen
     An error that the package raises on purpose, or that the file system reports, is shown as one message; any
     other one with its stack.
     """
+    for name, value in CPU_DEFAULTS.items():
+        os.environ.setdefault(name, value)
     options = parse_options(settings.command, argv)
     if options.help:
         from .help import command_help

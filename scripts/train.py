@@ -40,9 +40,8 @@ def run(run: TrainRun) -> int:
 
     folder = Path(run.run_dir)
     main = os.environ.get("RANK", "0") == "0"
-    # Only the rank that writes there may look: the others could already find what it wrote.
-    if main and not run.resume and (folder / SETTINGS).exists():
-        raise FileExistsError(f"{folder} already holds a run; choose another name, or resume=true to go on")
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        _refuse_taken(run, folder)  # several ranks hear it together, from rank 0
     task = Task.open(run.data.path)
     suite = _suite(run, task)  # a mistake in it should be known before hours of training
     torch.manual_seed(run.loop.seed)
@@ -59,13 +58,23 @@ def run(run: TrainRun) -> int:
         run_dir=folder,
         evaluate=None if suite is None else _evaluation(run, task, layout, suite),
         fingerprint=_fingerprint(run, task, layout, str(model.backbone.dtype)),
-        started=lambda: start_run(run, folder),
+        started=lambda: _start(run, folder),
     )
     if main:
         save_result(folder, result.metrics, loss=result.loss, steps=result.steps, best=result.best or {})
         print(f"trained {result.steps} steps, loss {result.loss:.4f}; {folder / RESULT}")
         print(f"next: retrail export run={folder} to=export/{folder.name}")
     return 0
+
+
+def _start(run: TrainRun, folder: Path) -> None:
+    _refuse_taken(run, folder)
+    start_run(run, folder)
+
+
+def _refuse_taken(run: TrainRun, folder: Path) -> None:
+    if not run.resume and (folder / SETTINGS).exists():
+        raise FileExistsError(f"{folder} already holds a run; choose another name, or resume=true to go on")
 
 
 def _own_device(device: torch.device) -> torch.device:

@@ -69,7 +69,7 @@ class PointerHead(nn.Module):
                 similarity_Q = functional.cosine_similarity(self.query(decide_QH), self.key(ends_QH), dim=-1)
             else:
                 similarity_Q = self._late(hidden_STH, batch)
-            level_Q = self.relevance(functional.layer_norm(ends_QH, ends_QH.shape[-1:])).squeeze(-1)
+            level_Q: Tensor = self.relevance(functional.layer_norm(ends_QH, ends_QH.shape[-1:])).squeeze(-1)
             return self.log_scale.exp() * similarity_Q + level_Q
 
     def _late(self, hidden_STH: Tensor, batch: SlateBatch) -> Tensor:
@@ -82,8 +82,9 @@ class PointerHead(nn.Module):
         query_SMH = functional.normalize(self.query(centred_STH[slate_S1, batch.query_pos_SM]), dim=-1)
         keys_STH = functional.normalize(self.key(centred_STH), dim=-1)
         match_SMT = query_SMH @ keys_STH.transpose(1, 2)
-        span_QW = batch.span_pos_QW
-        match_QMW = match_SMT[batch.end_slate_Q].gather(2, span_QW[:, None].expand(-1, match_SMT.shape[1], -1))
+        # Indexed at once: (Q, M, T) never exists.
+        token_M = torch.arange(match_SMT.shape[1], device=hidden_STH.device)
+        match_QMW = match_SMT[batch.end_slate_Q[:, None, None], token_M[:, None], batch.span_pos_QW[:, None]]
         asks_SM = (batch.query_pos_SM < batch.trunk_len_S[:, None]).to(match_QMW.dtype)
         weight_SM = asks_SM / asks_SM.sum(1, keepdim=True)
         return (match_QMW.amax(2) * weight_SM[batch.end_slate_Q]).sum(1)
@@ -93,10 +94,10 @@ class PointerHead(nn.Module):
 class SlateBatch:
     """Several packed slates as tensors, trunks padded on the right.
 
-    trunk_ST, trunk_len_S; ends: (slate, position) of every candidate asked about; span_pos_QW: all its positions, padded
-    by its last; query_pos_SM: positions of the repeated query, padded by T - 1, which is padding always; the branches
-    of a slate one after the other, padded on the right: branch_SL, branch_pos_SL, owner_SL (question number in its slate, -1 padding);
-    reads: (slate, place in the branch row) of each branch's last token.
+    trunk_ST, trunk_len_S; ends: (slate, position) of every candidate asked about; span_pos_QW: all its positions,
+    padded by its last; query_pos_SM: positions of the repeated query, padded by T - 1, which is padding always; the
+    branches of a slate one after the other, padded on the right: branch_SL, branch_pos_SL, owner_SL (question number
+    in its slate, -1 padding); reads: (slate, place in the branch row) of each branch's last token.
     """
 
     slates: tuple[PackedSlate, ...]
@@ -203,7 +204,8 @@ class DecisionModel(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the embedding lives."""
-        return self.backbone.get_input_embeddings().weight.device  # type: ignore[no-any-return]
+        embedding: Any = self.backbone.get_input_embeddings()
+        return embedding.weight.device  # type: ignore[no-any-return]
 
     def forward(self, batch: SlateBatch, choices: SlateBatch | None = None) -> tuple[Tensor, Tensor | None]:
         """What training needs in one call: log-odds of yes (Q,), and the logits of `choices` where given."""
@@ -225,7 +227,7 @@ class DecisionModel(nn.Module):
     def log_odds(self, states_QH: Tensor) -> Tensor:
         """logit(yes) - logit(no) (Q,) from two rows of the LM head, float32."""
         assert self.label_ids is not None
-        lm_head = self.backbone.get_output_embeddings()
+        lm_head: Any = self.backbone.get_output_embeddings()
         bias = getattr(lm_head, "bias", None)
         with torch.autocast(states_QH.device.type, enabled=False):
             rows_2H = lm_head.weight[list(self.label_ids)].float()
@@ -308,10 +310,10 @@ class DecisionModel(nn.Module):
     def _recomputes_layers(self) -> bool:
         return self.training and torch.is_grad_enabled() and bool(self._decoder().is_activation_checkpointing)
 
-    def _decoder(self) -> nn.Module:
+    def _decoder(self) -> Any:
         # The decoder without its LM head; PEFT wraps layers in place, so the hooks of an adapter are kept.
-        base = self.backbone.get_base_model() if hasattr(self.backbone, "get_base_model") else self.backbone
-        return base.base_model  # type: ignore[no-any-return, union-attr]
+        backbone: Any = self.backbone
+        return (backbone.get_base_model() if hasattr(backbone, "get_base_model") else backbone).base_model
 
 
 def _padded(ranges: Sequence[range], fill: int | None = None) -> Tensor:

@@ -123,8 +123,8 @@ class LocalScorer:
             )
 
 
-def _by_slate(values_Q: Tensor, batch: SlateBatch) -> tuple[Tensor, ...]:
-    return values_Q.split([len(slate.ends) for slate in batch.slates])
+def _by_slate(values_Q: Tensor, batch: SlateBatch) -> Sequence[Tensor]:
+    return torch.split(values_Q, [len(slate.ends) for slate in batch.slates])
 
 
 def _groups(lengths: Sequence[int], max_tokens: int, max_padding: float = 0.15) -> Iterator[list[int]]:

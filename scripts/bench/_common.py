@@ -72,16 +72,26 @@ def _processor() -> str:
 
 def peak_gb() -> float:
     """The most memory that this process ever held (1e9 bytes), mapped pages of files included."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / _GB
+    # On Linux not getrusage: what it tells a child process includes what the parent held when it started the child.
+    held = _status_gb("VmHWM")
+    if held is None:
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / _GB
+    return held
 
 
 def resident_gb() -> float:
     """What this process holds now (1e9 bytes); where the system does not tell, the most that it ever held."""
-    status = Path("/proc/self/statm")
-    if not status.is_file():
-        return peak_gb()
-    return int(status.read_text().split()[1]) * resource.getpagesize() / _GB
+    held = _status_gb("VmRSS")
+    return peak_gb() if held is None else held
+
+
+def _status_gb(key: str) -> float | None:
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.is_file() else ():
+        name, _, value = line.partition(":")
+        if name == key:
+            return int(value.removesuffix("kB")) * 1024 / _GB
+    return None
 
 
 def last_line(command: Sequence[str]) -> dict[str, Any]:

@@ -81,7 +81,10 @@ class DecisionObjective:
             ValueError: there are no rows, or slates would be larger than the model's own.
         """
         if not rows:
-            raise ValueError("there is nothing to train on: no query of this split has a relevant node in the corpus")
+            raise ValueError(
+                "there is nothing to train on: no query of this split has a relevant node in the corpus that any other "
+                "node competes with"
+            )
         if config.max_candidates > layout.config.max_candidates:
             raise ValueError(
                 f"objective.max_candidates={config.max_candidates} is more than decision.max_candidates="

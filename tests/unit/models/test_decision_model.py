@@ -1,6 +1,7 @@
 """The packed network against plain forward passes, one question a time."""
 
 import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from retrail.models.backbone import tiny_twin
 from retrail.models.config import DecisionConfig, ModelConfig
 from retrail.models.decision.build import build_decision
+from retrail.models.decision.layout import PackedSlate
 from retrail.models.decision.model import DecisionModel, PointerHead, SlateBatch
 
 CPU = torch.device("cpu")
@@ -240,65 +242,135 @@ def test_unknown_way_of_attention_is_refused():
         DecisionModel(model, None, "dense")
 
 
-def test_pointer_head_by_hand():
-    head = PointerHead(2, scale=4.0)
+def batch_by_hand(*slates):
+    """A batch of slates without words: (trunk length, [(start, end) of each candidate], start of the query)."""
+    return SlateBatch.of(
+        [
+            PackedSlate([1] * length, [a for a, _ in spans], [b for _, b in spans], query)
+            for length, spans, query in slates
+        ]
+    )
+
+
+def hand_head(readout):
+    """Q swaps the two dimensions, K doubles the first, w = (1/2, 1/4), b = -1, scale 4."""
+    head = PointerHead(2, readout)
     with torch.no_grad():
-        head.query.weight.copy_(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))  # swaps the two
+        head.query.weight.copy_(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
         head.key.weight.copy_(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
         head.relevance.weight.copy_(torch.tensor([[0.5, 0.25]]))
         head.relevance.bias.fill_(-1.0)
-    decide, end = torch.tensor([[3.0, 0.0]]), torch.tensor([[2.0, 3.0]])
-    # Q decide = (0, 3), K end = (4, 3): cosine 9 / (3 * 5) = 0.6; the two numbers of `end` normalise to -1 and +1.
+        head.log_scale.fill_(math.log(4))
+    return head
+
+
+def states(batch, rows):
+    """These states, and something large wherever there is padding."""
+    hidden = torch.full((*batch.trunk_ST.shape, 2), 1e3)
+    for s, row in enumerate(rows):
+        hidden[s, : len(row)] = torch.tensor(row)
+    return hidden
+
+
+def test_pointer_at_the_end_by_hand():
+    batch = batch_by_hand((3, [(0, 1)], 2))
+    hidden = states(batch, [[[9.0, 9.0], [2.0, 3.0], [3.0, 0.0]]])
+    # Q decide = (0, 3), K end = (4, 3): cosine 9 / (3 * 5) = 0.6; the two numbers of the end normalise to -1 and +1.
     expected = 4.0 * 0.6 + (0.5 * -1 + 0.25 * 1) - 1.0
-    assert head(decide, end).item() == pytest.approx(expected, abs=1e-4)
+    assert hand_head("end")(hidden, batch).item() == pytest.approx(expected, abs=1e-4)
 
 
-def test_untrained_pointer_head_ranks_by_similarity():
-    head = PointerHead(3)
-    decide = torch.tensor([[1.0, 0.0, 0.0]]).expand(3, 3)
-    ends = torch.tensor([[5.0, 0.0, 0.0], [1.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])
-    torch.testing.assert_close(head(decide, ends), torch.tensor([10.0, 10 * 0.5**0.5, -10.0]))
+def test_late_pointer_by_hand():
+    batch = batch_by_hand((6, [(1, 2), (3, 3)], 4))
+    # The mean state of the trunk is (1, 1).
+    hidden = states(batch, [[[-5.0, -7.0], [5.0, 4.0], [1.0, 2.0], [2.0, 1.0], [1.0, 4.0], [2.0, 2.0]]])
+    # Query tokens, centred and swapped: (3, 0), (1, 1). Keys of candidate 1: (8, 3), (0, 1), of candidate 2: (2, 0).
+    root = 73**0.5
+    first = (max(8 / root, 0) + max((8 + 3) / (2**0.5 * root), 1 / 2**0.5)) / 2
+    second = (1 + 1 / 2**0.5) / 2
+    level = [(0.5 * -1 + 0.25 * 1) - 1, (0.5 * 1 + 0.25 * -1) - 1]  # ends (1, 2) and (2, 1)
+    expected = [4 * first + level[0], 4 * second + level[1]]
+    assert hand_head("late")(hidden, batch).tolist() == pytest.approx(expected, abs=1e-3)
 
 
+def late_twin(head, hidden, slate):
+    """The late readout of one slate in loops, from the states of its real tokens."""
+    centred = hidden - hidden.mean(0)
+    out = []
+    for start, end in zip(slate.starts, slate.ends, strict=True):
+        best = []
+        for q in range(slate.query_start, len(slate.trunk)):
+            query = head.query(centred[q])
+            best.append(
+                max(functional.cosine_similarity(query, head.key(centred[t]), dim=0) for t in range(start, end + 1))
+            )
+        level = head.relevance(functional.layer_norm(hidden[end], hidden[end].shape))[0]
+        out.append(head.log_scale.exp() * torch.stack(best).mean() + level)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("readout", ["late", "end"])
 @torch.no_grad()
-def test_pointer_reads_the_right_states():
-    net, layout = build(head="pointer")
+def test_pointer_equals_its_twin_padded_or_alone(readout):
+    net, layout = build(head="pointer", readout=readout, max_candidate_tokens=24, max_query_tokens=16)
+    torch.manual_seed(0)
     torch.nn.init.normal_(net.head.relevance.weight)
-    slates = [layout.render(slate) for slate in SLATES]
+    torch.nn.init.normal_(net.head.query.weight)
+    slates = [layout.render(make_slate(3)), layout.render(make_slate(1)), layout.render(make_slate(5), [4, 2])]
     expected = []
     for slate in slates:
         hidden = net.backbone(input_ids=torch.tensor([slate.trunk]), output_hidden_states=True).hidden_states[-1][0]
-        for end in slate.ends:
-            cosine = functional.cosine_similarity(hidden[-1], hidden[end], dim=0)
-            level = net.head.relevance(functional.layer_norm(hidden[end], hidden[end].shape))
-            expected.append(10 * cosine + level[0])
-    # Padded together or alone: the same.
-    torch.testing.assert_close(net.yes_logits(SlateBatch.of(slates)), torch.stack(expected), atol=1e-5, rtol=0)
+        if readout == "late":
+            expected.append(late_twin(net.head, hidden, slate))
+            continue
+        ends = hidden[slate.ends]
+        cosine = functional.cosine_similarity(net.head.query(hidden[-1:]), net.head.key(ends), dim=-1)
+        level = net.head.relevance(functional.layer_norm(ends, ends.shape[-1:]))[:, 0]
+        expected.append(10 * cosine + level)
+    together = net.yes_logits(SlateBatch.of(slates))
+    torch.testing.assert_close(together, torch.cat(expected), atol=2e-5, rtol=0)
     alone = torch.cat([net.yes_logits(SlateBatch.of([slate])) for slate in slates])
-    torch.testing.assert_close(alone, torch.stack(expected), atol=1e-5, rtol=0)
+    torch.testing.assert_close(alone, torch.cat(expected), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("readout", ["late", "end"])
+def test_gradients_of_the_pointer_do_not_depend_on_padding(readout):
+    net, layout = build(head="pointer", readout=readout)
+    net.train().requires_grad_(True)
+    slates = [layout.render(slate) for slate in SLATES]
+    expected = gradients(net, torch.cat([net.yes_logits(SlateBatch.of([slate])) for slate in slates]))
+    got = gradients(net, net.yes_logits(SlateBatch.of(slates)))
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, atol=1e-4, rtol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
 
 
 @torch.no_grad()
 def test_pointer_head_computes_in_float32_under_autocast():
-    torch.manual_seed(0)
-    head = PointerHead(64)
-    torch.nn.init.normal_(head.query.weight)
-    decide, ends = torch.randn(5, 64), torch.randn(5, 64)
-    expected = head(decide, ends)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = head(decide, ends)
-    assert got.dtype == torch.float32
-    assert torch.equal(got, expected)
+    for readout in ("late", "end"):
+        torch.manual_seed(0)
+        head = PointerHead(2, readout)
+        batch = batch_by_hand((40, [(1, 9), (10, 30)], 31))
+        hidden = torch.randn(*batch.trunk_ST.shape, 2)
+        expected = head(hidden, batch)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = head(hidden, batch)
+        assert got.dtype == torch.float32
+        assert torch.equal(got, expected)
 
 
 def test_pointer_head_survives_a_file(tmp_path):
-    head, again = PointerHead(8), PointerHead(8)
-    for parameter in head.parameters():
-        torch.nn.init.normal_(parameter) if parameter.ndim else parameter.data.fill_(0.3)
+    head, again = hand_head("late"), PointerHead(2, "late")
     save_file(head.state_dict(), tmp_path / "head.safetensors")
     again.load_state_dict(load_file(tmp_path / "head.safetensors"))
-    x, y = torch.randn(3, 8), torch.randn(3, 8)
-    assert torch.equal(head(x, y), again(x, y))
+    batch = batch_by_hand((9, [(1, 2), (3, 6)], 7))
+    hidden = torch.randn(*batch.trunk_ST.shape, 2)
+    assert torch.equal(head(hidden, batch), again(hidden, batch))
+
+
+def test_unknown_readout_is_refused():
+    with pytest.raises(ValueError, match="readout='middle' is not a choice"):
+        PointerHead(2, "middle")
 
 
 def test_one_call_gives_training_both_answers():

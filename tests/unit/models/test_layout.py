@@ -35,6 +35,10 @@ def text(ids):
     return SAFE.hf.decode(ids)
 
 
+def spans(packed):
+    return [text(packed.trunk[start : end + 1]) for start, end in zip(packed.starts, packed.ends, strict=True)]
+
+
 def test_trunk_reads_as_written():
     packed = layout_of().render(SLATE)
     body = text(packed.trunk).partition("<|im_start|>user\n")[2]
@@ -46,9 +50,7 @@ def test_trunk_reads_as_written():
         "<think>\n\n</think>\n\n"
     )
     assert [text(branch) for branch in packed.branches] == ["[1] Fees:", "[2] :", "[3] Loose:", "[4] Late:"]
-    assert [text(packed.trunk[: end + 1]).rpartition("[")[2] for end in packed.ends] == [
-        "1] Fees: The owner pays.\n", "2] Nobody.\n", "3] Loose: No page.\n", "4] Late: Pay more.\n"
-    ]  # fmt: skip
+    assert spans(packed) == ["Fees: The owner pays.", "Nobody.", "Loose: No page.", "Late: Pay more."]
     assert packed.notes == ()
     assert packed.num_tokens == len(packed.trunk) + sum(map(len, packed.branches))
 
@@ -69,7 +71,16 @@ def test_pointer_reads_the_trunk_alone():
     layout = layout_of(head="pointer")
     packed = layout.render(SLATE)
     assert packed.branches == [] and len(packed.ends) == 4 and layout.label_ids is None
-    assert text(packed.trunk).endswith("\n\nQuery: who pays?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    cue = layout.prompt.cue
+    assert cue.startswith(" ") and len(cue) > 10
+    assert f"# Guide > Money\n[1] Fees: The owner pays.{cue}\n[2] Nobody.{cue}\n[3] Loose" in text(packed.trunk)
+    assert spans(packed) == [
+        f"Fees: The owner pays.{cue}",
+        f"Nobody.{cue}",
+        f"Loose: No page.{cue}",
+        f"Late: Pay more.{cue}",
+    ]
+    assert text(packed.trunk[packed.query_start :]) == f"\nQuery: who pays?{cue}"
     assert layout.render_choice(SLATE) == packed
 
 
@@ -91,7 +102,7 @@ def test_questions_choose_branches_and_ends():
     every, some = layout.render(SLATE), layout.render(SLATE, questions=[3, 1])
     assert some.trunk == every.trunk
     assert some.branches == [every.branches[3], every.branches[1]]
-    assert some.ends == [every.ends[3], every.ends[1]]
+    assert some.ends == [every.ends[3], every.ends[1]] and some.starts == [every.starts[3], every.starts[1]]
     assert layout.render(SLATE, questions=[]).branches == []
 
 

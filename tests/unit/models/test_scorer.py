@@ -19,7 +19,8 @@ def scorer_of(head="yes_no", max_batch_tokens=None, mass=1e-6, **decision):
     model, layout = build_decision(ModelConfig(path="tiny:qwen3", dtype="float32"), config, CPU)
     if model.head is not None:
         torch.nn.init.normal_(model.head.relevance.weight)
-        model.head.log_scale.fill_(0.0)
+        model.head.log_scale.data.zero_()
+        model.head.relevance.bias.data.zero_()
     return LocalScorer(model, layout, max_batch_tokens=max_batch_tokens)
 
 
