@@ -158,8 +158,12 @@ def _entry(record: Record, contents: Sequence[str]) -> _Entry:
         summary, rest = split_summary(record.doc, record.title.rpartition(".")[2])
         text = "\n\n".join(filter(None, [record.signature, rest]))
         return _Entry(Node(record.id, record.parent, record.title, text), summary, len(_words(rest)))
-    doc = record.doc or "Contents: " + ", ".join(contents)
-    text = "\n\n".join(filter(None, [record.signature, doc]))
+    # What a module or class holds says more of it than its introduction's second paragraph, and a model that judges it
+    # reads the beginning only.
+    first, _, rest = record.doc.partition("\n\n")
+    inside = [name for name in contents if not name.startswith("_")] or list(contents)
+    holds = "Contents: " + ", ".join(inside) if inside else ""
+    text = "\n\n".join(filter(None, [record.signature, first.strip(), holds, rest.strip()]))
     return _Entry(Node(record.id, record.parent, record.title, text), "", 0)
 
 

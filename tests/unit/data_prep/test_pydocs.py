@@ -195,7 +195,8 @@ def test_entries_and_queries_by_hand():
     assert "bare" not in entries
     assert entries["m.f"].node.text == f"f(a)\n\n{REST}"
     assert entries["m.j"].node.text == "j(a)"
-    assert entries["m.C"].node.text == "C()\n\nA class that has a method inside."
+    assert entries["m.C"].node.text == "C()\n\nA class that has a method inside.\n\nContents: run"
+    assert entries["m"].node.text == "About m. Sort the list in place.\n\nContents: f, g, h, i, j, k, C"
     assert entries["full"].node.text == "Contents: x"
     queries, refused = choose_queries(list(entries.values()))
     assert queries == {
@@ -209,6 +210,15 @@ def test_entries_and_queries_by_hand():
         "text_too_short": 1,
         "summary_too_short": 1,
     }
+
+
+def test_contents_stand_before_the_second_paragraph_and_without_private_names():
+    records = [
+        record("m", None, "module", "First words.\n\nMore words."),
+        record("m.f", "m", "routine", f"Return the sum of two.\n\n{REST}", "f(a)"),
+        record("m._g", "m", "routine", f"Sort the list in place.\n\n{REST}", "_g(a)"),
+    ]
+    assert make_entries(records)[0].node.text == "First words.\n\nContents: f\n\nMore words."
 
 
 def test_topic_pieces_by_hand():
