@@ -47,12 +47,16 @@ def decision_rows(
     queries: Sequence[Query],
     qrels: Qrels,
     rivals: Mapping[int, Mapping[str, Sequence[str]]],
+    *,
+    closed: Sequence[int] = (),
 ) -> Iterator[DecisionRow]:
     """One row for each query and level of its gold paths, queries without a positive left out.
 
     `rivals[level][query_id]` are ids of that level, best first; those on a gold path or below a relevant node are left
-    out. A level at which nothing competes with the gold nodes gives no row.
+    out. A level at which nothing competes with the gold nodes gives no row. Nothing below the root nodes `closed` (rows)
+    is shown.
     """
+    shut = [[descendants(corpus, root, level) for root in closed] for level in range(corpus.num_levels)]
     for query in queries:
         paths = gold_paths(corpus, qrels.get(query.id, {}))
         for level in range(max(map(len, paths), default=0)):
@@ -60,13 +64,19 @@ def decision_rows(
             parents = {path[level - 1] if level else None for path in paths if len(path) > level}
             family = sorted((corpus.children(parent) for parent in parents), key=lambda rows: rows.start)
             held = [descendants(corpus, path[-1], level) for path in paths if len(path) <= level]
-            taken = [range(row, row + 1) for row in gold] + held
+            taken = [range(row, row + 1) for row in gold] + held + shut[level]
             siblings = without(family, taken)
             others = without([corpus.level_rows(level)], [*taken, *family])
             if siblings or others:
                 wrong = (corpus.row(node) for node in rivals.get(level, {}).get(query.id, ()))
                 free = tuple(row for row in wrong if not any(row in rows for rows in taken))
                 yield DecisionRow(query.id, query.text, level, gold, siblings, others, free)
+
+
+def untrained_roots(corpus: Corpus, queries: Sequence[Query], qrels: Qrels) -> list[int]:
+    """Root nodes (rows) to which no relevant node of these queries belongs."""
+    trained = {path[0] for query in queries for path in gold_paths(corpus, qrels.get(query.id, {}))}
+    return [row for row in corpus.children(None) if row not in trained]
 
 
 def descendants(corpus: Corpus, row: int, level: int) -> range:

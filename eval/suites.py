@@ -120,7 +120,7 @@ def evaluate_suite(
     *,
     name: str | None = None,
     out: str | Path | None = None,
-    batch_size: int = 32,
+    batch_size: int = 8,
     description: str | None = None,
 ) -> SystemResult:
     """Search the suite's queries and measure the rankings.
@@ -132,7 +132,7 @@ def evaluate_suite(
         name: the system's name in tables; by default the retriever's class.
         out: a folder for `hits.jsonl` with traces, `run.trec`, `per_query.jsonl` and `metrics.json`; a search that
             was stopped goes on from there.
-        batch_size: queries a call of the retriever.
+        batch_size: queries a call of the retriever; progress and what survives a stop are counted in these.
         description: which retriever this is (see `run_retriever`); needed with `out`, unless it says so itself.
 
     Raises:

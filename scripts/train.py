@@ -49,7 +49,8 @@ def run(run: TrainRun) -> int:
         torch.set_num_threads(run.runtime.threads)
     device = _own_device(pick_device(run.runtime.device))
     model, layout = build_decision(run.model, run.decision, device, run.adapter)
-    rows = gold_path_rows(task.corpus, task.queries(run.data.split), task.qrels(run.data.split))
+    queries, qrels = task.queries(run.data.split), task.qrels(run.data.split)
+    rows = gold_path_rows(task.corpus, queries, qrels, rivals_from=run.objective.rivals_from)
     objective = DecisionObjective(rows, task.corpus, layout, run.objective, seed=run.loop.seed)
     result = fit(
         model,

@@ -32,7 +32,8 @@ def push(folder: str | Path, repo: str, *, private: bool = True, endpoint: str |
     read_export(folder)
     # The bases: what the client's own HTTP library raises where nobody answers, and OSError. The other two are for
     # answers that the client does not understand, and for its upload of large files.
-    failures = (*cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__), RuntimeError, ValueError)
+    bases = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
+    failures: tuple[type[Exception], ...] = (*bases, RuntimeError, ValueError)
     api = HfApi(endpoint=endpoint)
     try:
         api.create_repo(repo, repo_type="model", private=private, exist_ok=True)
@@ -59,7 +60,7 @@ def _status(error: BaseException | None) -> int:
 def check_repo(repo: str) -> None:
     """Raise ValueError unless `repo` is ORG/NAME as the Hub allows it (checked before long work starts)."""
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils._validators import validate_repo_id
 
     if repo.count("/") != 1 or not all(repo.split("/")):
         raise ValueError(f"hub={repo!r} must be ORG/NAME")

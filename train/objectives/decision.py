@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ...data_prep.corpus import Corpus
-from ...data_prep.examples import DecisionRow, decision_rows, gold_paths
+from ...data_prep.examples import DecisionRow, decision_rows, gold_paths, untrained_roots
 from ...data_prep.negatives import drop_relatives, drop_same_text
 from ...data_prep.task import Qrels, Query
 from ...models.bm25 import BM25
@@ -202,8 +202,12 @@ def draw(rng: np.random.Generator, ranges: Sequence[range], count: int) -> list[
     return [ranges[i][place - ends[i]] for i, place in zip(which.tolist(), places.tolist(), strict=True)]
 
 
-def gold_path_rows(corpus: Corpus, queries: Sequence[Query], qrels: Qrels) -> list[DecisionRow]:
+def gold_path_rows(
+    corpus: Corpus, queries: Sequence[Query], qrels: Qrels, *, rivals_from: str = "all"
+) -> list[DecisionRow]:
     """Training rows of every level, with BM25's wrong favourites of that level as cross-page rivals.
+
+    rivals_from: see `DecisionObjectiveConfig`.
 
     Takes about a millisecond a query and level, on every rank for itself (the rows are the same).
     """
@@ -220,7 +224,8 @@ def gold_path_rows(corpus: Corpus, queries: Sequence[Query], qrels: Qrels) -> li
                 for query, hits in zip(part, bm25.search([q.text for q in part], k=_RIVALS), strict=True):
                     rivals[level][query.id] = _wrong(corpus, level, hits.ids, qrels[query.id])
                 bar.update(len(part))
-    return list(decision_rows(corpus, queries, qrels, rivals))
+    closed = untrained_roots(corpus, queries, qrels) if rivals_from == "trained" else []
+    return list(decision_rows(corpus, queries, qrels, rivals, closed=closed))
 
 
 def _wrong(corpus: Corpus, level: int, ids: Sequence[str], judgements: Mapping[str, int]) -> list[str]:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from retrail.data_prep.corpus import Corpus, Node
-from retrail.data_prep.examples import decision_rows, descendants, gold_paths, without
+from retrail.data_prep.examples import decision_rows, descendants, gold_paths, untrained_roots, without
 from retrail.data_prep.task import Query
 
 
@@ -126,3 +126,23 @@ def test_descendants_and_cut_ranges(corpus):
     )
     assert without([range(2, 5)], [range(0, 9)]) == ()
     assert without([range(2, 5)], [range(3, 3)]) == (range(2, 5),)
+
+
+def test_nothing_below_a_closed_root_is_shown():
+    corpus = Corpus.from_nodes(
+        [
+            Node("a", None, "A", "x"),
+            Node("b", None, "B", "x"),
+            Node("c", None, "C", "x"),
+            *(Node(f"{root}{n}", root, f"{root}{n}", "x") for root in "abc" for n in range(2)),
+        ]
+    )
+    queries, qrels = [Query("q", "text")], {"q": {"a0": 1}}
+    closed = untrained_roots(corpus, [*queries, Query("r", "text")], qrels | {"r": {"c1": 1}})
+    assert [corpus.id(row) for row in closed] == ["b"]
+    rivals = {0: {"q": ["b", "c"]}, 1: {"q": ["b1", "c0"]}}
+    shown = []
+    for row in decision_rows(corpus, queries, qrels, rivals, closed=closed):
+        parts = [*row.gold, *(r for part in (*row.siblings, *row.others) for r in part), *row.rivals]
+        shown.append(sorted({corpus.id(r) for r in parts}))
+    assert shown == [["a", "c"], ["a0", "a1", "c0", "c1"]]

@@ -29,9 +29,8 @@ def tiny(kind="llama", dtype=torch.float32):
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_tiny_twins_are_the_same_each_time(kind):
     torch.manual_seed(3)
-    first = tiny(kind)
     state = torch.random.get_rng_state()
-    second = tiny(kind)
+    first, second = tiny(kind), tiny(kind)
     assert torch.equal(torch.random.get_rng_state(), state)  # the caller's random numbers go on undisturbed
     for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
         assert torch.equal(a, b)

@@ -152,6 +152,24 @@ def test_scoring_in_the_middle_of_training_changes_nothing():
     scorer.model.yes_logits(SlateBatch.of([scorer.layout.render(make_slate(2))])).sum().backward()
 
 
+def test_scoring_spoils_no_table_that_training_needs():
+    """Dynamic rotary tables grow with the longest sequence seen; one grown without autograd must still serve it."""
+    scorer = scorer_of()
+    rotary = scorer.model.backbone.model.rotary_emb
+    grow = rotary.forward
+
+    def growing(x, position_ids):
+        if not torch.is_grad_enabled():
+            rotary.inv_freq = rotary.inv_freq * 1.0
+        return grow(x, position_ids)
+
+    rotary.forward = growing
+    scorer.yes([make_slate(2)])
+    scale = torch.nn.Parameter(torch.ones(()))
+    (rotary.inv_freq * scale).sum().backward()
+    assert scale.grad is not None
+
+
 def test_groups_hold_similar_lengths_within_the_cap():
     lengths = [10, 100, 95, 90, 84, 50, 49, 100, 300]
     groups = list(_groups(lengths, 300))
