@@ -53,8 +53,8 @@ def decision_rows(
     """One row for each query and level of its gold paths, queries without a positive left out.
 
     `rivals[level][query_id]` are ids of that level, best first; those on a gold path or below a relevant node are left
-    out. A level at which nothing competes with the gold nodes gives no row. Nothing below the root nodes `closed` (rows)
-    is shown.
+    out. A level at which nothing competes with the gold nodes gives no row. Nothing below the root nodes `closed`
+    (rows) is shown.
     """
     shut = [[descendants(corpus, root, level) for root in closed] for level in range(corpus.num_levels)]
     for query in queries:

@@ -138,8 +138,8 @@ class DecisionObjectiveConfig:
     min_candidates, max_candidates: a slate's size is drawn uniformly between them.
     sibling_share: of the rivals, how many share the gold's parent (the rest are cross-page).
     random_share: of the slates, how many take random rivals instead of hard ones (easy first steps).
-    rivals_from: `all` nodes, or only those below root nodes that a training query leads to (`trained`). Where test queries
-        lead to other root nodes, a model that sees these as wrong answers only learns to refuse them.
+    rivals_from: `all` nodes, or only those below root nodes that a training query leads to (`trained`). Where test
+        queries lead to other root nodes, a model that sees these as wrong answers only learns to refuse them.
     none_share: of the slates, how many hold no right candidate ("none of these").
     choice_weight: weight of the multiple-choice question; it costs a second forward pass (yes/no head only).
     """

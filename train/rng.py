@@ -37,7 +37,7 @@ def rng_state() -> dict[str, Any]:
         "numpy": [str(name), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
         "torch": _encode(torch.get_rng_state()),
     }
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         state["cuda"] = _encode(torch.cuda.get_rng_state())
     return state
 
