@@ -53,10 +53,13 @@ def decision_rows(
     """One row for each query and level of its gold paths, queries without a positive left out.
 
     `rivals[level][query_id]` are ids of that level, best first; those on a gold path or below a relevant node are left
-    out. A level at which nothing competes with the gold nodes gives no row. Nothing below the root nodes `closed`
-    (rows) is shown.
+    out. A level at which nothing competes with the gold nodes gives no row. The nodes `closed` (rows), and what is below
+    them, are not shown.
     """
-    shut = [[descendants(corpus, root, level) for root in closed] for level in range(corpus.num_levels)]
+    shut = [
+        [descendants(corpus, row, level) for row in closed if corpus.level(row) <= level]
+        for level in range(corpus.num_levels)
+    ]
     for query in queries:
         paths = gold_paths(corpus, qrels.get(query.id, {}))
         for level in range(max(map(len, paths), default=0)):
@@ -73,10 +76,11 @@ def decision_rows(
                 yield DecisionRow(query.id, query.text, level, gold, siblings, others, free)
 
 
-def untrained_roots(corpus: Corpus, queries: Sequence[Query], qrels: Qrels) -> list[int]:
-    """Root nodes (rows) to which no relevant node of these queries belongs."""
-    trained = {path[0] for query in queries for path in gold_paths(corpus, qrels.get(query.id, {}))}
-    return [row for row in corpus.children(None) if row not in trained]
+def untrained_nodes(corpus: Corpus, queries: Sequence[Query], qrels: Qrels, level: int) -> list[int]:
+    """Nodes of a level (rows) to which no relevant node of these queries belongs."""
+    paths = (path for query in queries for path in gold_paths(corpus, qrels.get(query.id, {})))
+    trained = {path[level] for path in paths if len(path) > level}
+    return [row for row in corpus.level_rows(level) if row not in trained]
 
 
 def descendants(corpus: Corpus, row: int, level: int) -> range:

@@ -45,7 +45,7 @@ options of every command
 
 # Read by the C libraries of torch when it is imported; what the user has set stays.
 # - Threads that wait by spinning are many times slower as soon as anything else runs on the machine.
-# - oneDNN keeps a kernel and its memory for every shape it has seen, 1,024 of them: gigabytes, for texts of all lengths.
+# - oneDNN keeps a kernel and its memory for every shape it has seen, 1,024 of them: gigabytes, for texts of any length.
 CPU_DEFAULTS = {"GOMP_SPINCOUNT": "0", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 
 PACKAGE = Path(__file__).resolve().parent.parent

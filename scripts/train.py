@@ -50,7 +50,7 @@ def run(run: TrainRun) -> int:
     device = _own_device(pick_device(run.runtime.device))
     model, layout = build_decision(run.model, run.decision, device, run.adapter)
     queries, qrels = task.queries(run.data.split), task.qrels(run.data.split)
-    rows = gold_path_rows(task.corpus, queries, qrels, rivals_from=run.objective.rivals_from)
+    rows = gold_path_rows(task.corpus, queries, qrels, trained_level=run.objective.trained_level)
     objective = DecisionObjective(rows, task.corpus, layout, run.objective, seed=run.loop.seed)
     result = fit(
         model,

@@ -138,15 +138,16 @@ class DecisionObjectiveConfig:
     min_candidates, max_candidates: a slate's size is drawn uniformly between them.
     sibling_share: of the rivals, how many share the gold's parent (the rest are cross-page).
     random_share: of the slates, how many take random rivals instead of hard ones (easy first steps).
-    rivals_from: `all` nodes, or only those below root nodes that a training query leads to (`trained`). Where test
-        queries lead to other root nodes, a model that sees these as wrong answers only learns to refuse them.
+    trained_level: only nodes below those of this level (0 is the root level) that a training query leads to are shown
+        (null: all nodes). Where the split divides the nodes of a level, a model that sees those of the test
+        queries as wrong answers only learns to refuse them.
     none_share: of the slates, how many hold no right candidate ("none of these").
     choice_weight: weight of the multiple-choice question; it costs a second forward pass (yes/no head only).
     """
 
     min_candidates: int = 6
     max_candidates: int = 12
-    rivals_from: str = "all"
+    trained_level: int | None = None
     sibling_share: float = 0.5
     random_share: float = 0.5
     none_share: float = 0.05
@@ -160,7 +161,8 @@ class DecisionObjectiveConfig:
                 f"objective.min_candidates={self.min_candidates} must be between 1 and "
                 f"objective.max_candidates={self.max_candidates}"
             )
-        check_choice("objective.rivals_from", self.rivals_from, ("all", "trained"))
+        if self.trained_level is not None and self.trained_level < 0:
+            raise ValueError(f"objective.trained_level={self.trained_level} must be 0 or more, or null")
         for key in ("sibling_share", "random_share", "none_share"):
             if not 0.0 <= getattr(self, key) <= 1.0:
                 raise ValueError(f"objective.{key}={getattr(self, key)} must be between 0 and 1")

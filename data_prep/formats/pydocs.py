@@ -1,7 +1,7 @@
 """The documentation of Python's own standard library as a tree of real text, with questions that it answers.
 
-Modules hold submodules, classes and functions, classes hold methods and properties, and one more root holds the
-topics of the language reference (`pydoc_data.topics`) in pieces of up to 150 words. A question is the summary, the
+Chapters hold modules, modules hold submodules, classes and functions, classes hold methods and properties, and one more
+root holds the topics of the language reference (`pydoc_data.topics`) in pieces of up to 150 words. A question is the summary, the
 first sentence, of the docstring of a leaf; it is taken out of the text that is searched, so that only the
 signature and the rest of the docstring can answer it. Nothing is downloaded.
 """
@@ -17,13 +17,14 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..corpus import Corpus, Node
 from ..files import check_new_folder
 from ..task import Qrels, Query, Task, write_task
 from .jsonio import read_jsonl, require
+from .pydocs_chapters import shelve
 
 SPLIT_OF = ("train",) * 7 + ("dev",) + ("test",) * 2
 MIN_SUMMARY_WORDS = 4
@@ -273,6 +274,12 @@ def _standing(entries: Sequence[_Entry], summaries: Mapping[str, list[str]]) -> 
     return standing
 
 
+def _on_shelves(nodes: Sequence[Node]) -> list[Node]:
+    """`nodes` with chapters above their top-level modules."""
+    chapters, chapter_of = shelve([node for node in nodes if node.parent is None and node.id != "topics"])
+    return chapters + [replace(node, parent=node.parent or chapter_of.get(node.id)) for node in nodes]
+
+
 def split_of_module(name: str) -> str:
     """`train` (7 of 10 modules), `dev` (1) or `test` (2), by the sha1 of the top-level module's name."""
     return SPLIT_OF[int(hashlib.sha1(name.encode()).hexdigest(), 16) % 10]
@@ -290,7 +297,7 @@ def prep_pydocs(out: str | Path, *, timeout_s: float = 60.0) -> Task:
     check_new_folder(out)
     records, failures = collect(timeout_s)
     entries = make_entries(records)
-    corpus = Corpus.from_nodes(entry.node for entry in entries)
+    corpus = Corpus.from_nodes(_on_shelves([entry.node for entry in entries]))
     queries, refused = choose_queries(entries)
     splits: dict[str, tuple[list[Query], Qrels]] = {split: ([], {}) for split in dict.fromkeys(SPLIT_OF)}
     for leaf, summary in queries.items():
@@ -300,7 +307,7 @@ def prep_pydocs(out: str | Path, *, timeout_s: float = 60.0) -> Task:
     source = {
         "dataset": "python standard library documentation",
         "python": platform.python_version(),
-        "top_level_modules": len(corpus.children(None)) - ("topics" in corpus),
+        "top_level_modules": sum(entry.node.parent is None for entry in entries) - ("topics" in corpus),
         "modules": sum(record.kind == "module" and record.id in corpus for record in records) - ("topics" in corpus),
         "leaves": len(corpus.leaves()),
         "failed_imports": failures,

@@ -148,7 +148,7 @@ def test_several_keys_of_a_section_at_once():
         (TrainRun, ["hydra.run.dir=x"], ["hydra.run.dir", "run_dir="]),
         (TrainRun, ["~adapter.rank=3"], ["nothing can be deleted"]),
         (TrainRun, ["decision_small"], ["'decision_small' is not KEY=VALUE", "--help"]),
-        (EvalRun, ["retriever=x", "baselines=[bm26]"], ["baselines='bm26'", "bm25, rerank"]),
+        (EvalRun, ["retriever=x", "baselines=[bm26]"], ["baselines='bm26'", "bm25, dense, rerank, untrained"]),
         (EvalRun, ["retriever=x", "suite=beir"], ["data.path="]),
         (PrepRun, ["data=beir"], ["data=beir also needs path=FOLDER"]),
         (PrepRun, ["data=beir", "path=x", "data.words=5"], ["data.words has no meaning for data=beir"]),

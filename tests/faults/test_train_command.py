@@ -1,5 +1,6 @@
 """`retrail train` killed, interrupted, refused, and on two ranks: the run is the one that nobody disturbed."""
 
+import faulthandler
 import io
 import json
 import os
@@ -66,6 +67,7 @@ class Forked:
                 os.dup2(file, 1)
                 os.dup2(file, 2)
                 sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+                faulthandler.dump_traceback_later(100, exit=True, file=sys.stderr)  # where it hangs, if it does
                 code = command.main(argv)
             except BaseException:
                 traceback.print_exc()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ...data_prep.corpus import Corpus
-from ...data_prep.examples import DecisionRow, decision_rows, gold_paths, untrained_roots
+from ...data_prep.examples import DecisionRow, decision_rows, gold_paths, untrained_nodes
 from ...data_prep.negatives import drop_relatives, drop_same_text
 from ...data_prep.task import Qrels, Query
 from ...models.bm25 import BM25
@@ -203,11 +203,11 @@ def draw(rng: np.random.Generator, ranges: Sequence[range], count: int) -> list[
 
 
 def gold_path_rows(
-    corpus: Corpus, queries: Sequence[Query], qrels: Qrels, *, rivals_from: str = "all"
+    corpus: Corpus, queries: Sequence[Query], qrels: Qrels, *, trained_level: int | None = None
 ) -> list[DecisionRow]:
     """Training rows of every level, with BM25's wrong favourites of that level as cross-page rivals.
 
-    rivals_from: see `DecisionObjectiveConfig`.
+    trained_level: see `DecisionObjectiveConfig`.
 
     Takes about a millisecond a query and level, on every rank for itself (the rows are the same).
     """
@@ -224,7 +224,7 @@ def gold_path_rows(
                 for query, hits in zip(part, bm25.search([q.text for q in part], k=_RIVALS), strict=True):
                     rivals[level][query.id] = _wrong(corpus, level, hits.ids, qrels[query.id])
                 bar.update(len(part))
-    closed = untrained_roots(corpus, queries, qrels) if rivals_from == "trained" else []
+    closed = [] if trained_level is None else untrained_nodes(corpus, queries, qrels, trained_level)
     return list(decision_rows(corpus, queries, qrels, rivals, closed=closed))
 
 

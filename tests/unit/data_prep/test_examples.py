@@ -5,7 +5,7 @@ import random
 import pytest
 
 from retrail.data_prep.corpus import Corpus, Node
-from retrail.data_prep.examples import decision_rows, descendants, gold_paths, untrained_roots, without
+from retrail.data_prep.examples import decision_rows, descendants, gold_paths, untrained_nodes, without
 from retrail.data_prep.task import Query
 
 
@@ -138,7 +138,7 @@ def test_nothing_below_a_closed_root_is_shown():
         ]
     )
     queries, qrels = [Query("q", "text")], {"q": {"a0": 1}}
-    closed = untrained_roots(corpus, [*queries, Query("r", "text")], qrels | {"r": {"c1": 1}})
+    closed = untrained_nodes(corpus, [*queries, Query("r", "text")], qrels | {"r": {"c1": 1}}, 0)
     assert [corpus.id(row) for row in closed] == ["b"]
     rivals = {0: {"q": ["b", "c"]}, 1: {"q": ["b1", "c0"]}}
     shown = []

@@ -38,10 +38,14 @@ def test_known_places(task):
     corpus = task.corpus
     fill = corpus.row("textwrap.TextWrapper.fill")
     assert [corpus.id(row) for row in corpus.path(fill)] == [
+        "chapter:text-processing",
         "textwrap",
         "textwrap.TextWrapper",
         "textwrap.TextWrapper.fill",
     ]
+    shelves = [corpus.id(row) for row in corpus.children(None)]
+    assert shelves[0] == "chapter:text-processing" and shelves[-1] == "topics" and 20 < len(shelves) < 35
+    assert len(corpus.level_rows(1)) > len(task.manifest["source"]["failed_imports"]) + 120
     assert corpus.is_leaf(fill)
     for known in ("os.path.join", "os.listdir", "io.BytesIO.read", "json.loads", "builtins.str.split", "topics/while"):
         assert known in corpus
