@@ -125,7 +125,8 @@ def _fingerprint(run: TrainRun, task: Task, layout: SlateLayout, dtype: str) -> 
     """What identifies data and model of a run, flat, so that a refusal can name the key that changed."""
     from ..models.decision.build import contract
 
-    facts: dict[str, object] = {"data.fingerprint": task.fingerprint, "data.split": run.data.split}
+    facts: dict[str, object] = {"family": run.family}
+    facts |= {"data.fingerprint": task.fingerprint, "data.split": run.data.split}
     for section in ("model", "decision", "adapter", "objective"):
         facts |= {f"{section}.{key}": value for key, value in asdict(getattr(run, section)).items()}
     facts |= {f"contract.{key}": value for key, value in contract(layout).items() if key != "decision"}

@@ -1,9 +1,9 @@
 """The documentation of Python's own standard library as a tree of real text, with questions that it answers.
 
-Chapters hold modules, modules hold submodules, classes and functions, classes hold methods and properties, and one more
-root holds the topics of the language reference (`pydoc_data.topics`) in pieces of up to 150 words. A question is the summary, the
-first sentence, of the docstring of a leaf; it is taken out of the text that is searched, so that only the
-signature and the rest of the docstring can answer it. Nothing is downloaded.
+Chapters hold modules, modules hold submodules, classes and functions, classes hold methods and properties, and one
+more root holds the topics of the language reference (`pydoc_data.topics`) in pieces of up to 150 words. A question is
+the summary, the first sentence, of the docstring of a leaf; it is taken out of the text that is searched, so that only
+the signature and the rest of the docstring can answer it. Nothing is downloaded.
 """
 
 from __future__ import annotations

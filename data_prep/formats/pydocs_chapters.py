@@ -16,7 +16,8 @@ CHAPTERS = {
     "Text processing": "string re difflib textwrap unicodedata stringprep readline rlcompleter",
     "Binary data": "struct codecs",
     "Data types and data structures": (
-        "datetime zoneinfo calendar collections heapq bisect array weakref types copy pprint reprlib enum graphlib builtins"
+        "datetime zoneinfo calendar collections heapq bisect array weakref types copy pprint reprlib enum graphlib "
+        "builtins"
     ),
     "Numbers and mathematics": "numbers math cmath decimal fractions random statistics",
     "Functional programming": "itertools functools operator",
