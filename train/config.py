@@ -137,7 +137,7 @@ class DecisionObjectiveConfig:
 
     min_candidates, max_candidates: a slate's size is drawn uniformly between them.
     sibling_share: of the rivals, how many share the gold's parent (the rest are cross-page).
-    random_share: of the slates, how many take random rivals instead of hard ones (easy first steps).
+    random_share: of the slates, how many take random rivals instead of hard ones (easy first steps, no popularity).
     trained_level: only nodes below those of this level (0 is the root level) that a training query leads to are shown
         (null: all nodes). Where the split divides the nodes of a level, a model that sees those of the test
         queries as wrong answers only learns to refuse them.

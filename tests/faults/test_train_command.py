@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
@@ -17,6 +18,7 @@ import pytest
 from decision_toy import toy_corpus, toy_task
 from dist import run_ranks
 from safetensors.numpy import load_file
+from tqdm import tqdm
 
 from retrail.data_prep.corpus import Corpus, Node
 from retrail.scripts import train as command
@@ -67,6 +69,8 @@ class Forked:
                 os.dup2(file, 1)
                 os.dup2(file, 2)
                 sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+                # tqdm's lock is a semaphore that forks share: a child killed inside it would hold it for ever.
+                tqdm.set_lock(threading.RLock())
                 faulthandler.dump_traceback_later(100, exit=True, file=sys.stderr)  # where it hangs, if it does
                 code = command.main(argv)
             except BaseException:

@@ -94,6 +94,7 @@ class DecisionObjective:
         self.rows, self.corpus, self.layout, self.config = list(rows), corpus, layout, config
         self.seed = seed
         self._asks_choice = layout.config.head == "yes_no" and config.choice_weight > 0
+        self._gold_of_level = _gold_of_level(self.rows)
         self._draw = lru_cache(maxsize=_REMEMBERED_DRAWS)(self._drawn)
 
     @property
@@ -168,9 +169,17 @@ class DecisionObjective:
         return tuple(self._ordered(chosen, rng))
 
     def _rivals(self, source: DecisionRow, count: int, rng: np.random.Generator) -> list[int]:
-        """At most `count` wrong rows: siblings and cross-page rivals, or random ones of the same level."""
+        """At most `count` wrong rows: siblings and cross-page rivals, or random ones of the same level.
+
+        Half of the random ones are right for other queries: drawn as often as they are right, so that a model gains
+        nothing from knowing which nodes are asked for most.
+        """
         if rng.random() < self.config.random_share:
-            return draw(rng, (*source.siblings, *source.others), count)
+            open_rows = (*source.siblings, *source.others)
+            popular = rng.choice(self._gold_of_level[source.level], size=count)
+            wanted = [row for row in popular.tolist() if any(row in part for part in open_rows)]
+            half = list(dict.fromkeys(wanted))[: -(-count // 2)]
+            return list(dict.fromkeys([*half, *draw(rng, open_rows, count)]))[:count]
         siblings = draw(rng, source.siblings, count)
         near = siblings[: round(self.config.sibling_share * count)]
         far = [int(r) for r in rng.permutation(source.rivals)]
@@ -191,6 +200,14 @@ class DecisionObjective:
             place = dict(zip(pages, rng.permutation(len(pages)), strict=True))
             rows.sort(key=lambda r: place[self.corpus.parent(r)])
         return rows
+
+
+def _gold_of_level(rows: Sequence[DecisionRow]) -> dict[int, np.ndarray]:
+    """The right nodes of each level, each as often as it is right."""
+    gold: dict[int, list[int]] = {}
+    for row in rows:
+        gold.setdefault(row.level, []).extend(row.gold)
+    return {level: np.array(nodes) for level, nodes in gold.items()}
 
 
 def draw(rng: np.random.Generator, ranges: Sequence[range], count: int) -> list[int]:

