@@ -98,7 +98,10 @@ def _suite(run: TrainRun, task: Task) -> Suite | None:
         return None
     from ..eval.suites import SUITES, Suite
 
-    suite = SUITES.get(task.name) or Suite(name=task.name, split="dev", metrics=("Hit@1", "Hit@5", "MRR@10"), k=10)
+    # A prepared folder may name its variant: `multidoc2dial-structure`.
+    suite = SUITES.get(task.name.partition("-")[0]) or Suite(
+        name=task.name, split="dev", metrics=("Hit@1", "Hit@5", "MRR@10"), k=10
+    )
     suite = replace(suite, split=run.eval.split, limit=run.eval.limit, k=run.eval.k or suite.k)
     if run.eval.split not in task.splits:
         raise ValueError(f"eval.split={run.eval.split}: {run.data.path} has only: {', '.join(task.splits)}")

@@ -1,0 +1,1 @@
+"""Benchmarks: executables that print one JSON object each, and what they share."""
