@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from .corpus import Corpus
 from .task import Qrels, Query
@@ -93,11 +92,15 @@ def descendants(corpus: Corpus, row: int, level: int) -> range:
 
 def without(rows: Sequence[range], holes: Sequence[range]) -> tuple[range, ...]:
     """What is left of `rows` (disjoint, ascending) when `holes` (which may overlap) are cut out, ascending."""
-    cuts = sorted({place for part in holes if part for place in (part.start, part.stop)})
     left = []
+    in_order = sorted((hole for hole in holes if hole), key=lambda hole: hole.start)
     for whole in rows:
-        inside = [cut for cut in cuts if whole.start < cut < whole.stop]
-        for start, stop in pairwise([whole.start, *inside, whole.stop]):
-            if not any(hole and hole.start <= start and stop <= hole.stop for hole in holes):
-                left.append(range(start, stop))
+        start = whole.start
+        for hole in in_order:
+            if hole.start >= whole.stop:
+                break
+            if hole.start > start:
+                left.append(range(start, hole.start))
+            start = max(start, hole.stop)
+        left.append(range(start, whole.stop))
     return tuple(part for part in left if part)

@@ -1,6 +1,7 @@
 """Training rows along gold paths, against a brute-force reading of the tree."""
 
 import random
+import time
 
 import pytest
 
@@ -126,6 +127,23 @@ def test_descendants_and_cut_ranges(corpus):
     )
     assert without([range(2, 5)], [range(0, 9)]) == ()
     assert without([range(2, 5)], [range(3, 3)]) == (range(2, 5),)
+    rng = random.Random(3)
+    for _ in range(500):
+        rows = [range(start, start + rng.randint(0, 9)) for start in range(0, 40, 10)]
+        holes = [range(start, start + rng.randint(0, 12)) for start in rng.choices(range(40), k=rng.randint(0, 6))]
+        left = without(rows, holes)
+        expected = sorted({n for part in rows for n in part} - {n for hole in holes for n in hole})
+        assert [n for part in left for n in part] == expected and all(left)
+
+
+def test_many_closed_nodes_take_no_long_time():
+    corpus = Corpus.from_nodes(Node(f"n{i}", None, "", "x") for i in range(4_000))
+    closed = list(range(1, 4_000, 2))
+    queries = [Query(f"q{i}", "x") for i in range(0, 4_000, 20)]
+    qrels = {query.id: {f"n{query.id[1:]}": 1} for query in queries}
+    began = time.process_time()
+    rows = list(decision_rows(corpus, queries, qrels, {}, closed=closed))
+    assert len(rows) == 200 and time.process_time() - began < 5  # less than 1 s; minutes if pieces meet all holes
 
 
 def test_nothing_below_a_closed_root_is_shown():

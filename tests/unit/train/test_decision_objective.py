@@ -129,6 +129,37 @@ def test_composition_of_hard_slates(pointer):
     assert 8 < sum(mixed) < 32
 
 
+def test_random_rivals_are_drawn_as_often_as_they_are_right(pointer):
+    """Twelve queries are answered by n0, four by n1, out of 40 nodes."""
+    corpus = Corpus.from_nodes(Node(f"n{i}", None, "", f"text {i}") for i in range(40))
+    queries = [Query(f"q{i}", "words") for i in range(16)]
+    rows = gold_path_rows(corpus, queries, {f"q{i}": {"n0" if i < 12 else "n1": 1} for i in range(16)})
+    config = DecisionObjectiveConfig(min_candidates=5, max_candidates=5, none_share=0.0, random_share=1.0)
+    objective = DecisionObjective(rows, corpus, pointer[1], config)
+    ids = {row: [drawn(objective, row, epoch)[1] for epoch in range(60)] for row in range(16)}
+    assert all(len(set(shown)) == 5 for slates in ids.values() for shown in slates)
+    # Four draws in which n1 comes with 1/4, else one of four places for 39 nodes; the other way round with 3/4.
+    for asked, other, share in ((range(12), "n1", 1 / 4), (range(12, 16), "n0", 3 / 4)):
+        missed = (1 - share) ** 4
+        found = np.mean([other in shown for row in asked for shown in ids[row]])
+        assert found == pytest.approx(1 - missed * (1 - 4 / 39), abs=0.05)
+
+
+def test_only_nodes_that_training_leads_to(pointer):
+    corpus = toy_corpus()
+    queries, qrels = toy_queries(corpus)
+    some = [q for q in queries if all(node.startswith(("p0", "p1")) for node in qrels[q.id])]
+    config = DecisionObjectiveConfig(min_candidates=6)
+    pages = {}
+    for level in (None, 0):
+        objective = DecisionObjective(
+            gold_path_rows(corpus, some, qrels, trained_level=level), corpus, pointer[1], config
+        )
+        slates = [drawn(objective, row, epoch)[1] for row in range(objective.num_rows) for epoch in range(10)]
+        pages[level] = {node[:2] for shown in slates for node in shown}
+    assert pages == {None: {"p0", "p1", "p2", "p3"}, 0: {"p0", "p1"}}
+
+
 def test_candidates_stand_in_reading_order_inside_a_page(pointer):
     objective = toy_objective(pointer[1], min_candidates=6, random_share=1.0)
     corpus, moved, kept = objective.corpus, 0, 0
