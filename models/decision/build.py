@@ -31,6 +31,10 @@ def build_decision(
         backbone.requires_grad_(False)
     else:
         backbone = add_adapter(backbone, adapter)
+    lm_head = backbone.get_output_embeddings()
+    if layout.label_ids is None and lm_head.weight is not backbone.get_input_embeddings().weight:
+        # A pointer head never reads it: several ranks would wait for its gradient in vain.
+        lm_head.requires_grad_(False)
     return wrap_decision(backbone, layout), layout
 
 

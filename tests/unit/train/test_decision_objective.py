@@ -11,7 +11,8 @@ from decision_toy import shake, tiny_decision, toy_corpus, toy_objective, toy_qu
 from retrail.data_prep.corpus import Corpus, Node
 from retrail.data_prep.examples import DecisionRow
 from retrail.data_prep.task import Query
-from retrail.models.config import AdapterConfig
+from retrail.models.config import AdapterConfig, ModelConfig
+from retrail.models.decision.build import build_decision
 from retrail.models.decision.model import SlateBatch
 from retrail.models.decision.scorer import LocalScorer
 from retrail.train.config import DecisionObjectiveConfig
@@ -324,6 +325,25 @@ def test_every_trained_parameter_learns(head):
     still = [name for name, p in model.named_parameters() if p.requires_grad and not p.grad.any()]
     # The relevance bias cancels in a listwise loss, not in BCE: nothing stands still.
     assert still == []
+
+
+@pytest.mark.parametrize("head", ["pointer", "yes_no"])
+def test_full_training_with_an_lm_head_of_its_own(head, tmp_path):
+    """Ranks wait for the gradient of every trained parameter, so that each must get one."""
+    from transformers import AutoModelForCausalLM
+
+    model, layout = tiny_decision(head)
+    config = model.backbone.config
+    config.tie_word_embeddings = False
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    layout.tokenizer.hf.save_pretrained(tmp_path)
+    settings = ModelConfig(path=str(tmp_path), dtype="float32")
+    model, layout = build_decision(settings, layout.config, torch.device("cpu"), AdapterConfig(kind="full"))
+    assert model.backbone.lm_head.weight is not model.backbone.model.embed_tokens.weight
+    objective = toy_objective(layout)
+    sum(objective.loss(model, objective.collate([(0, 0), (9, 0)])).sums.values()).backward()
+    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    assert (model.backbone.lm_head.weight.grad is not None) == (head == "yes_no")
 
 
 @pytest.mark.parametrize("head", ["pointer", "yes_no"])
