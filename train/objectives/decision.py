@@ -226,7 +226,8 @@ def gold_path_rows(
 
     trained_level: see `DecisionObjectiveConfig`.
 
-    Takes one to seven milliseconds a query and level (7 at 100,000 nodes), on every rank for itself (the rows are the same).
+    Takes one to seven milliseconds a query and level (seven at 100,000 nodes), on every rank for itself (the rows are
+    the same).
     """
     depth = {query.id: max(map(len, gold_paths(corpus, qrels.get(query.id, {}))), default=0) for query in queries}
     rivals: dict[int, dict[str, list[str]]] = {}
