@@ -89,6 +89,16 @@ def describe_file(path: str | Path) -> dict[str, object]:
     return {"name": file.name, "bytes": file.stat().st_size, "sha256": sha256_file(file)}
 
 
+def swap_folder(new: Path, target: Path, aside: Path) -> None:
+    """Put `new` where `target` is, which moves to `aside`, and back if that fails. All on one file system."""
+    target.rename(aside)
+    try:
+        new.rename(target)
+    except BaseException:
+        aside.rename(target)
+        raise
+
+
 @contextmanager
 def scratch_folder(path: str | Path) -> Iterator[Path]:
     """A temporary folder beside `path` (so on the same disk), removed when the block ends."""

@@ -73,17 +73,13 @@ def _is_task(out: Path) -> bool:
 
 def _replace(run: PrepRun, out: Path) -> Task:
     """Write the new folder beside the old one, then change places; a failure leaves the old one where it was."""
+    from ..data_prep.files import swap_folder
     from ..data_prep.task import Task
 
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
         new, old = Path(folder) / "new", Path(folder) / "old"
         _read(run, new)
-        out.rename(old)
-        try:
-            new.rename(out)
-        except OSError:
-            old.rename(out)
-            raise
+        swap_folder(new, out, old)
         shutil.rmtree(old)
     return Task.open(out)
 

@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ..data_prep.files import new_folder, scratch_folder, sha256_file
+from ..data_prep.files import new_folder, scratch_folder, sha256_file, swap_folder
 from ..models.backbone import merge_adapter
 from ..models.config import NavigateConfig
 from ..models.decision.build import contract, wrap_decision
@@ -90,7 +90,10 @@ def export_decision(
         with new_folder(folder) as written:
             _write(written, merged, layout, facts, probes, answers, drift)
         check_export(folder, device=str(model.device.type))
-        _replace(folder, target, scratch / "old")
+        if target.exists():
+            swap_folder(folder, target, scratch / "old")
+        else:
+            folder.rename(target)
     return target
 
 
@@ -208,16 +211,3 @@ Data: {facts.data.get("name", "unknown")}, fingerprint `{facts.data.get("fingerp
 
 {table}
 """
-
-
-def _replace(folder: Path, target: Path, aside: Path) -> None:
-    """Put `folder` where `target` is; an old export moves to `aside`, and back if that fails."""
-    if not target.exists():
-        folder.rename(target)
-        return
-    target.rename(aside)
-    try:
-        folder.rename(target)
-    except BaseException:
-        aside.rename(target)
-        raise

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 
 import pytest
 import toy_run
+from forked import fork
 from safetensors.numpy import load_file
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -19,25 +19,12 @@ TIMES = {"seconds", "tokens_per_second", "rss_gb"}
 
 
 class Forked:
-    """A fork of this process that runs the toy: as mortal as a process started anew, without seconds of imports."""
+    """A fork of this process that runs the toy."""
 
     def __init__(self, run_dir, *options):
         out, child_out = os.pipe()
         err, child_err = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                os.dup2(child_out, 1)
-                os.dup2(child_err, 2)
-                sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-                code = toy_run.main(str(run_dir), *options)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
+        self.pid = fork(lambda: toy_run.main(str(run_dir), *options), child_out, child_err)
         os.close(child_out)
         os.close(child_err)
         self.stdout, self.stderr = os.fdopen(out), os.fdopen(err)

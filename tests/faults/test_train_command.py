@@ -1,6 +1,5 @@
 """`retrail train` killed, interrupted, refused, and on two ranks: the run is the one that nobody disturbed."""
 
-import faulthandler
 import io
 import json
 import os
@@ -9,16 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-import traceback
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 from decision_toy import toy_corpus, toy_task
 from dist import run_ranks
+from forked import fork
 from safetensors.numpy import load_file
-from tqdm import tqdm
 
 from retrail.data_prep.corpus import Corpus, Node
 from retrail.scripts import train as command
@@ -57,28 +54,13 @@ def arguments(task, run_dir, *more):
 
 
 class Forked:
-    """The command in a fork of this process: as mortal as one started anew, without seconds of imports."""
+    """The command in a fork of this process."""
 
     def __init__(self, out, argv):
         self.out = out
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-                os.dup2(file, 1)
-                os.dup2(file, 2)
-                sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-                # tqdm's lock is a semaphore that forks share: a child killed inside it would hold it for ever.
-                tqdm.set_lock(threading.RLock())
-                faulthandler.dump_traceback_later(100, exit=True, file=sys.stderr)  # where it hangs, if it does
-                code = command.main(argv)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
+        file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self.pid = fork(lambda: command.main(argv), file, file)
+        os.close(file)
 
     def wait(self):
         """(exit code, what it wrote)."""

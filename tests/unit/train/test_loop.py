@@ -355,4 +355,5 @@ def test_activation_checkpointing(tmp_path):
 def test_loop_does_not_need_wandb(tmp_path, monkeypatch):
     # None makes every `import wandb` fail.
     monkeypatch.setitem(sys.modules, "wandb", None)
-    run(tmp_path)
+    result, _ = run(tmp_path)
+    assert [line["step"] for line in lines(tmp_path)] == list(range(1, result.steps + 1))
