@@ -120,7 +120,7 @@ def evaluate_suite(
     *,
     name: str | None = None,
     out: str | Path | None = None,
-    batch_size: int = 8,
+    batch_size: int = 32,
     description: str | None = None,
 ) -> SystemResult:
     """Search the suite's queries and measure the rankings.

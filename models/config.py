@@ -68,10 +68,15 @@ class DecisionConfig:
     """How a slate is laid out and read.
 
     head: `yes_no` reads two rows of the LM head at the end of one isolated branch a candidate (works
-        untrained, and on servers); `pointer` compares a decide token with each candidate's end token
-        (no branches, meant to be trained).
-    readout: what the pointer head compares: `late` matches every token of the repeated query with the best token of
-        each candidate (works somewhat untrained, and learns fast), `end` compares the two end tokens alone.
+        untrained, and on servers); `pointer` compares states of the query with states of each candidate (no
+        questions in words, meant to be trained).
+    readout: what the pointer head compares: `late` matches every token of the query, read after the candidates, with
+        the best token of each (works somewhat untrained, and learns fast), `end` compares the two end tokens alone.
+    order: `query_first`: the candidates are read in the light of the query, which is better untrained;
+        `candidates_first`: one reading of the candidates serves all queries, so that training learns from many queries
+        a slate (`objective.queries`), and a search reads once what several queries are shown.
+    instruction: which words are around a slate (`models/prompts.py`): `navigate`, or `plain`, without the cue that sums
+        up each candidate for a pointer head.
     branch: what a yes/no branch repeats of its candidate: `tag` or `tag_title` (longer, easier to bind).
     max_candidates, max_slate_tokens: an oversized level is split; more rivals in one slate compare
         better, and cost memory.
@@ -82,6 +87,7 @@ class DecisionConfig:
 
     head: str = "pointer"
     readout: str = "late"
+    order: str = "query_first"
     branch: str = "tag_title"
     instruction: str = "navigate"
     max_candidates: int = 50
@@ -94,6 +100,7 @@ class DecisionConfig:
     def __post_init__(self) -> None:
         check_choice("decision.head", self.head, ("yes_no", "pointer"))
         check_choice("decision.readout", self.readout, ("late", "end"))
+        check_choice("decision.order", self.order, ("query_first", "candidates_first"))
         check_choice("decision.branch", self.branch, ("tag", "tag_title"))
         for key in (
             "max_candidates",

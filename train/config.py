@@ -136,6 +136,8 @@ class DecisionObjectiveConfig:
     """How slates are drawn for training, and what is minimised.
 
     min_candidates, max_candidates: a slate's size is drawn uniformly between them.
+    queries: how many queries ask about one slate at most, each with its own right node there; more learn more a token,
+        and take decision.order=candidates_first. `random_share` then is the share of their nodes that are not hard.
     sibling_share: of the rivals, how many share the gold's parent (the rest are cross-page).
     random_share: of the slates, how many take random rivals instead of hard ones (easy first steps, no popularity).
     trained_level: only nodes below those of this level (0 is the root level) that a training query leads to are shown
@@ -147,6 +149,7 @@ class DecisionObjectiveConfig:
 
     min_candidates: int = 6
     max_candidates: int = 12
+    queries: int = 1
     trained_level: int | None = None
     sibling_share: float = 0.5
     random_share: float = 0.5
@@ -161,6 +164,8 @@ class DecisionObjectiveConfig:
                 f"objective.min_candidates={self.min_candidates} must be between 1 and "
                 f"objective.max_candidates={self.max_candidates}"
             )
+        if self.queries < 1:
+            raise ValueError(f"objective.queries={self.queries} must be 1 or more")
         if self.trained_level is not None and self.trained_level < 0:
             raise ValueError(f"objective.trained_level={self.trained_level} must be 0 or more, or null")
         for key in ("sibling_share", "random_share", "none_share"):

@@ -1,4 +1,4 @@
-"""From a slate to token ids: one trunk that all questions share, and one short branch a question.
+"""From a slate to token ids: one trunk that all questions share, and short branches for what differs.
 
 Shapes: C candidates (or the questions asked about them), T trunk tokens.
 """
@@ -6,14 +6,16 @@ Shapes: C candidates (or the questions asked about them), T trunk tokens.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
 
 from ..config import DecisionConfig
 from ..prompts import decision_prompt
 from ..protocols import Candidate, Slate
 from ..tokenizer import SafeTokenizer
+from .prefix_tree import PrefixTree
 
 _REMEMBERED_TEXTS = 100_000
 _MAX_OPTIONS = 255
@@ -21,27 +23,41 @@ _MAX_OPTIONS = 255
 
 @dataclass(frozen=True, slots=True)
 class PackedSlate:
-    """One slate as token ids.
+    """One slate as token ids: candidates, and one or more queries that each ask about all of them.
 
-    trunk: instruction, query, numbered candidates, query again, answer header; ids (T,).
+    trunk: instruction, numbered candidates and, with the query first, the query before and after them; ids (T,).
     starts, ends: positions in the trunk of the first and last token of each candidate that is asked about (C,).
-    query_start: position of the repeated query, which ends with the trunk of a pointer head.
-    branches: one id list a question (none for a pointer head); a branch sees the trunk and itself, and its
-        positions start at T.
-    notes: which texts were cut.
+    headings: positions in the trunk of the heading that each of them stands under (C,).
+    queries: where the tokens of each query are: in the trunk or, with the candidates first, in its branch (N,).
+    branches: id lists; a branch sees the trunk and itself, and its positions start at T. Yes/no head: one a question,
+        query after query; pointer head: one a query with the candidates first, otherwise none.
+    label_tokens: how many tokens at the end of each branch are the label of an option (0: it is not one).
+    notes: which texts were cut, for each query (N,).
+    tree: the branches with their common beginnings shared.
     """
 
     trunk: list[int]
     starts: list[int]
     ends: list[int]
-    query_start: int
+    headings: list[range]
+    queries: list[range]
     branches: list[list[int]] = field(default_factory=list)
-    notes: tuple[str, ...] = ()
+    label_tokens: list[int] = field(default_factory=list)
+    candidates_first: bool = False
+    notes: tuple[tuple[str, ...], ...] = ((),)
+    tree: PrefixTree = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tree", PrefixTree(self.branches))
+
+    def questions(self) -> Iterator[tuple[int, int]]:
+        """(query, candidate asked about), query after query."""
+        return product(range(len(self.queries)), range(len(self.ends)))
 
     @property
     def num_tokens(self) -> int:
         """Tokens that a forward pass reads."""
-        return len(self.trunk) + sum(len(branch) for branch in self.branches)
+        return len(self.trunk) + len(self.tree.ids)
 
 
 class SlateLayout:
@@ -59,8 +75,10 @@ class SlateLayout:
         self.prompt = prompt = decision_prompt(config.instruction)
         self._before, self._after = tokenizer.chat_frame(prompt.system)
         data = tokenizer.data
-        self._query, self._candidates, self._newline = data(prompt.query), data(prompt.candidates), data("\n")
-        self._again = data("\n" + prompt.query) if prompt.repeat_query else []
+        self.candidates_first = config.order == "candidates_first"
+        header = prompt.candidates.lstrip("\n") if self.candidates_first else prompt.candidates
+        self._query, self._candidates, self._newline = data(prompt.query), data(header), data("\n")
+        self._again = data("\n" + prompt.query)
         self._group, self._answer = data(prompt.group), data(prompt.answer)
         pointer = config.head == "pointer"
         self._question = [] if pointer else data(prompt.question)
@@ -88,32 +106,57 @@ class SlateLayout:
     def render(self, slate: Slate, questions: Sequence[int] | None = None) -> PackedSlate:
         """The packed slate for yes/no questions about `questions` (candidate indices; None asks about all).
 
-        A pointer head reads the trunk alone, so its branches are empty.
-
         Raises:
             ValueError: the slate has no candidates, or a question is about one that is not there.
         """
-        trunk, starts, ends, query_start, notes = self._trunk(slate)
-        asked = range(len(ends)) if questions is None else questions
+        return self.pack([slate.query], slate.candidates, questions)
+
+    def pack(
+        self, queries: Sequence[str], candidates: Sequence[Candidate], questions: Sequence[int] | None = None
+    ) -> PackedSlate:
+        """As `render`, for several queries that ask about the same candidates, each as if it were alone.
+
+        With the query first a slate belongs to one query.
+
+        Raises:
+            ValueError: as `render`, or several queries share a slate that begins with the query.
+        """
+        trunk = self._trunk(queries, candidates)
+        asked = range(len(candidates)) if questions is None else questions
         for n in asked:
-            if not 0 <= n < len(ends):
-                raise ValueError(f"a question about candidate {n} of a slate of {len(ends)}")
-        trunk += self._question + self._answer_frame
-        branches = [] if self.config.head == "pointer" else [self._branch(slate.candidates[n], n) for n in asked]
-        return PackedSlate(trunk, [starts[n] for n in asked], [ends[n] for n in asked], query_start, branches, notes)
+            if not 0 <= n < len(candidates):
+                raise ValueError(f"a question about candidate {n} of a slate of {len(candidates)}")
+        ask = [*self._question, *self._answer_frame]
+        if self.config.head == "pointer":
+            branches = [trunk.query_branch(n) for n in range(len(queries))] if self.candidates_first else []
+            return trunk.packed(asked, branches, [0] * len(branches))
+        if not self.candidates_first:
+            trunk.ids += ask
+            ask = []
+        labels = [self._branch(candidates[n], n) for n in asked]
+        branches = [[*trunk.query_branch(q), *ask, *label] for q in range(len(queries)) for label in labels]
+        return trunk.packed(asked, branches, [0] * len(branches))
 
     def render_choice(self, slate: Slate) -> PackedSlate:
         """The packed slate of one multiple-choice question over all its candidates.
 
-        One branch an option holds the option's label ("3]" for a yes/no head); the pointer head has none. The bracket
-        closes every label, so no label is the beginning of another and their probabilities compare.
+        One branch an option ends with the option's label ("3]" for a yes/no head); the pointer head asks as always. The
+        bracket closes every label, so no label is the beginning of another and their probabilities compare.
         """
+        return self.pack_choice([slate.query], slate.candidates)
+
+    def pack_choice(self, queries: Sequence[str], candidates: Sequence[Candidate]) -> PackedSlate:
+        """As `render_choice`, for several queries that ask about the same candidates."""
         if self.config.head == "pointer":
-            return self.render(slate)
-        trunk, starts, ends, query_start, notes = self._trunk(slate)
-        trunk += self._choice_question + self._after + self._choice_answer
-        labels = [list(self._choice_label(n)) for n in range(len(ends))]
-        return PackedSlate(trunk, starts, ends, query_start, labels, notes)
+            return self.pack(queries, candidates)
+        trunk = self._trunk(queries, candidates)
+        ask = [*self._choice_question, *self._after, *self._choice_answer]
+        if not self.candidates_first:
+            trunk.ids += ask
+            ask = []
+        labels = [list(self._choice_label(n)) for n in range(len(candidates))]
+        branches = [[*trunk.query_branch(q), *ask, *label] for q in range(len(queries)) for label in labels]
+        return trunk.packed(range(len(candidates)), branches, [len(label) for label in labels] * len(queries))
 
     @property
     def max_candidate_tokens_per_slate(self) -> int:
@@ -141,37 +184,59 @@ class SlateLayout:
             size += max(self._longest_tag + title + len(self._answer), self._longest_label)
         return size
 
-    def _trunk(self, slate: Slate) -> tuple[list[int], list[int], list[int], int, tuple[str, ...]]:
-        if not slate.candidates:
-            raise ValueError(f"a slate for the query {slate.query[:60]!r} has no candidates")
-        notes: list[str] = []
-        query, full = self._words(slate.query)
-        if full > self.config.max_query_tokens:
-            notes.append(f"query cut from {full} to {self.config.max_query_tokens} tokens")
-            query = query[: self.config.max_query_tokens]
-        trunk = [*self._before, *self._query, *query, *self._candidates]
-        starts: list[int] = []
-        ends: list[int] = []
-        group = ""
-        for n, candidate in enumerate(slate.candidates):
-            if candidate.group and candidate.group != group:
-                heading, full = self._cut(candidate.group)
-                if len(heading) < full:
-                    notes.append(f"heading above {candidate.id} cut from {full} to {len(heading)} tokens")
-                trunk += [*self._group, *heading, *self._newline]
-            group = candidate.group
+    def _trunk(self, queries: Sequence[str], candidates: Sequence[Candidate]) -> _Trunk:
+        if not candidates:
+            raise ValueError(f"a slate for the query {queries[0][:60]!r} has no candidates")
+        trunk = _Trunk(list(self._before))
+        if self.candidates_first:
+            trunk.ids += self._candidates
+            self._add_candidates(trunk, candidates)
+            trunk.branches = [[*self._again, *self._query_words(trunk, query), *self._cue] for query in queries]
+            trunk.queries = [range(len(branch)) for branch in trunk.branches]
+            return trunk
+        if len(queries) != 1:
+            raise ValueError(f"{len(queries)} queries share a slate; that takes decision.order=candidates_first")
+        words = self._query_words(trunk, queries[0])
+        trunk.ids += [*self._query, *words, *self._candidates]
+        trunk.queries = [range(len(self._before), len(trunk.ids) - len(self._candidates))]
+        self._add_candidates(trunk, candidates)
+        if self.prompt.repeat_query:
+            start = len(trunk.ids)
+            trunk.ids += [*self._again, *words, *self._cue]
+            trunk.queries = [range(start, len(trunk.ids))]
+        return trunk
+
+    def _query_words(self, trunk: _Trunk, query: str) -> Sequence[int]:
+        words, full = self._words(query)
+        cut = full > self.config.max_query_tokens
+        note = f"query cut from {full} to {self.config.max_query_tokens} tokens"
+        trunk.query_notes.append([note] if cut else [])
+        return words[: self.config.max_query_tokens]
+
+    def _add_candidates(self, trunk: _Trunk, candidates: Sequence[Candidate]) -> None:
+        group, place = "", range(0)
+        for n, candidate in enumerate(candidates):
+            if candidate.group != group:
+                group, place = candidate.group, range(0)
+                if group:
+                    place = self._add_heading(trunk, candidate)
             body, full = self._body(candidate)
             if len(body) < full:
-                notes.append(f"text of {candidate.id} cut from {full} to {len(body)} tokens")
-            trunk += self._tag(n)
-            starts.append(len(trunk))
-            trunk += [*body, *self._cue]
-            ends.append(len(trunk) - 1)
-            trunk += self._newline
-        query_start = len(trunk)
-        if self.prompt.repeat_query:
-            trunk += [*self._again, *query, *self._cue]
-        return trunk, starts, ends, query_start, tuple(notes)
+                trunk.notes.append(f"text of {candidate.id} cut from {full} to {len(body)} tokens")
+            trunk.ids += self._tag(n)
+            trunk.headings.append(place)
+            trunk.starts.append(len(trunk.ids))
+            trunk.ids += [*body, *self._cue]
+            trunk.ends.append(len(trunk.ids) - 1)
+            trunk.ids += self._newline
+
+    def _add_heading(self, trunk: _Trunk, candidate: Candidate) -> range:
+        heading, full = self._cut(candidate.group)
+        if len(heading) < full:
+            trunk.notes.append(f"heading above {candidate.id} cut from {full} to {len(heading)} tokens")
+        start = len(trunk.ids) + len(self._group)
+        trunk.ids += [*self._group, *heading, *self._newline]
+        return range(start, start + len(heading))
 
     def _branch(self, candidate: Candidate, n: int) -> list[int]:
         return [*self._tag(n), *self._title(candidate), *self._answer]
@@ -192,7 +257,7 @@ class SlateLayout:
 
     def _tokenize(self, text: str) -> tuple[array[int], int]:
         """The ids of a text up to the longest cap (4 bytes each, because many are kept), and how many it has."""
-        ids = self.tokenizer.data(text)
+        ids = self.tokenizer.data(f" {text}")
         return array("i", ids[: max(self._longest_body, self.config.max_query_tokens)]), len(ids)
 
     def _resolve_labels(self) -> tuple[int, int]:
@@ -203,3 +268,29 @@ class SlateLayout:
                 f"this tokenizer gives {prompt.yes!r} and {prompt.no!r} the same id {yes}; set decision.head=pointer"
             )
         return yes, no
+
+
+@dataclass(slots=True)
+class _Trunk:
+    """A trunk that is being written."""
+
+    ids: list[int]
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    headings: list[range] = field(default_factory=list)
+    queries: list[range] = field(default_factory=list)
+    branches: list[list[int]] = field(default_factory=list)
+    query_notes: list[list[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def query_branch(self, n: int) -> list[int]:
+        """How the branches of the n-th query begin: with its words where the trunk does not hold them."""
+        return self.branches[n] if self.branches else []
+
+    def packed(self, asked: Sequence[int], branches: list[list[int]], label_tokens: list[int]) -> PackedSlate:
+        """The slate with these branches, asking about the candidates `asked`."""
+        starts, ends = ([places[n] for n in asked] for places in (self.starts, self.ends))
+        headings = [self.headings[n] for n in asked]
+        notes = tuple((*of_query, *self.notes) for of_query in self.query_notes)
+        first = bool(self.branches)
+        return PackedSlate(self.ids, starts, ends, headings, self.queries, branches, label_tokens, first, notes)

@@ -45,7 +45,7 @@ class Navigator:
         corpus: Corpus,
         config: NavigateConfig | None = None,
         *,
-        queries_at_once: int = 8,
+        queries_at_once: int = 32,
     ) -> None:
         """`queries_at_once`: queries whose slates travel together; more fills a GPU better and costs memory."""
         self.scorer, self.corpus = scorer, corpus

@@ -1,4 +1,7 @@
-"""A `DecisionScorer` on this machine: slates in, probabilities out, one forward pass a slate."""
+"""A `DecisionScorer` on this machine: slates in, probabilities out, one forward pass a slate.
+
+With the candidates first, slates of several queries that hold the same candidates share one.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,15 @@ from torch import Tensor
 
 from ...data_prep.hits import Cost
 from ..protocols import Candidate, Slate, SlateScores
+from .batch import SlateBatch
 from .layout import PackedSlate, SlateLayout
-from .model import DecisionModel, SlateBatch
+from .model import DecisionModel
+
+Pack = Callable[[Sequence[str], Sequence[Candidate]], PackedSlate]
+Read = Callable[[SlateBatch], list[np.ndarray]]
+
+# A yes/no branch is rarely longer, and only the grouping of queries rests on it.
+_TOKENS_A_QUESTION = 16
 
 
 class LowLabelMass(ValueError):
@@ -52,7 +62,7 @@ class LocalScorer:
             LowLabelMass: a slate's mean of P(yes) + P(no) is below `decision.min_label_mass` (yes/no head).
             FloatingPointError: the model's logits are not finite.
         """
-        return self._run([self.layout.render(slate) for slate in slates], self._yes)
+        return self._run(slates, self.layout.pack, self._yes)
 
     def choose(self, slates: Sequence[Slate]) -> list[SlateScores]:
         """One multiple-choice question a slate: probabilities that sum to 1 over its candidates.
@@ -60,7 +70,7 @@ class LocalScorer:
         Raises:
             FloatingPointError: the model's logits are not finite.
         """
-        return self._run([self.layout.render_choice(slate) for slate in slates], self._choose)
+        return self._run(slates, self.layout.pack_choice, self._choose)
 
     def _yes(self, batch: SlateBatch) -> list[np.ndarray]:
         if self.model.head is not None:
@@ -69,47 +79,66 @@ class LocalScorer:
             states_QH = self.model.read_states(batch)
             log_odds = self.model.log_odds(states_QH)
             self._check_mass(states_QH, batch)
-        return [torch.sigmoid(part.double()).cpu().numpy() for part in _by_slate(log_odds, batch)]
+        return [torch.sigmoid(part.double()).cpu().numpy() for part in _by_query(log_odds, batch)]
 
     def _choose(self, batch: SlateBatch) -> list[np.ndarray]:
-        return [part.double().softmax(0).cpu().numpy() for part in _by_slate(self.model.choice_logits(batch), batch)]
+        return [part.double().softmax(0).cpu().numpy() for part in _by_query(self.model.choice_logits(batch), batch)]
 
-    def _run(self, packed: Sequence[PackedSlate], read: Callable[[SlateBatch], list[np.ndarray]]) -> list[SlateScores]:
+    def _run(self, slates: Sequence[Slate], pack: Pack, read: Read) -> list[SlateScores]:
+        shared = self._shared(slates)
+        packed = [pack([slates[i].query for i in group], slates[group[0]].candidates) for group in shared]
         out: dict[int, SlateScores] = {}
         was_training = self.model.training
         self.model.eval()
         try:
             # Not inference_mode: a rotary table that grows in it could not be used by later training steps.
             with torch.no_grad():
-                for group in _groups([p.num_tokens for p in packed], self.max_batch_tokens):
-                    out |= self._one_pass({i: packed[i] for i in group}, read)
+                for together in _groups([p.num_tokens for p in packed], self.max_batch_tokens):
+                    answers = self._one_pass([packed[n] for n in together], read)
+                    out |= zip((i for n in together for i in shared[n]), answers, strict=True)
         finally:
             self.model.train(was_training)
-        return [out[i] for i in range(len(packed))]
+        return [out[i] for i in range(len(slates))]
 
-    def _one_pass(
-        self, packed: dict[int, PackedSlate], read: Callable[[SlateBatch], list[np.ndarray]]
-    ) -> dict[int, SlateScores]:
-        batch = SlateBatch.of(list(packed.values())).to(self.model.device)
+    def _shared(self, slates: Sequence[Slate]) -> list[list[int]]:
+        """Slates that one packed slate answers: those with the same candidates where these come first."""
+        if not self.layout.candidates_first:
+            return [[i] for i in range(len(slates))]
+        same: dict[tuple[Candidate, ...], list[int]] = {}
+        for i, slate in enumerate(slates):
+            same.setdefault(slate.candidates, []).append(i)
+        return [part for group in same.values() for part in _chunks(group, self._queries_at_once(slates[group[0]]))]
+
+    def _queries_at_once(self, slate: Slate) -> int:
+        """Queries whose branches fit a forward pass."""
+        questions = len(slate.candidates) if self.model.head is None else 0
+        longest = self.layout.config.max_query_tokens + questions * _TOKENS_A_QUESTION
+        return max(1, self.max_batch_tokens // longest)
+
+    def _one_pass(self, packed: Sequence[PackedSlate], read: Read) -> list[SlateScores]:
+        """Answers to the queries of these slates, one after the other."""
+        batch = SlateBatch.of(packed).to(self.model.device)
         start = time.perf_counter()
-        values = read(batch)
+        values = iter(read(batch))
         seconds = (time.perf_counter() - start) / batch.num_tokens
-        out = {}
-        for (i, slate), value_C in zip(packed.items(), values, strict=True):
-            if not np.isfinite(value_C).all():
-                raise FloatingPointError(
-                    f"the model answers {value_C[~np.isfinite(value_C)][0]} in a slate of {len(value_C)} candidates: "
-                    "its weights are damaged, or too large for its dtype; try model.dtype=float32 or bfloat16"
-                )
-            tokens = slate.num_tokens
-            cost = Cost(requests=1, forwards=1, prompt_tokens=tokens, max_concurrency=1, seconds=seconds * tokens)
-            out[i] = SlateScores(value_C, slate.notes, cost)
+        out = []
+        for slate in packed:
+            for tokens, notes in zip(_shares(slate), slate.notes, strict=True):
+                value_C = next(values)
+                if not np.isfinite(value_C).all():
+                    raise FloatingPointError(
+                        f"the model answers {value_C[~np.isfinite(value_C)][0]} in a slate of {len(value_C)} "
+                        "candidates: its weights are damaged, or too large for its dtype; try model.dtype=float32 or "
+                        "bfloat16"
+                    )
+                cost = Cost(requests=1, forwards=1, prompt_tokens=tokens, max_concurrency=1, seconds=seconds * tokens)
+                out.append(SlateScores(value_C, notes, cost))
         return out
 
     def _check_mass(self, states_QH: Tensor, batch: SlateBatch) -> None:
         floor = self.layout.config.min_label_mass
         for states, mass_Q in zip(
-            _by_slate(states_QH, batch), _by_slate(self.model.label_mass(states_QH), batch), strict=True
+            _by_query(states_QH, batch), _by_query(self.model.label_mass(states_QH), batch), strict=True
         ):
             mass = float(mass_Q.mean())
             if mass >= floor or np.isnan(mass):  # not a number is an error of its own, raised with the answers
@@ -123,8 +152,21 @@ class LocalScorer:
             )
 
 
-def _by_slate(values_Q: Tensor, batch: SlateBatch) -> Sequence[Tensor]:
-    return torch.split(values_Q, [len(slate.ends) for slate in batch.slates])
+def _by_query(values_Q: Tensor, batch: SlateBatch) -> Sequence[Tensor]:
+    return torch.split(values_Q, [len(slate.ends) for slate in batch.slates for _ in slate.queries])
+
+
+def _shares(slate: PackedSlate) -> list[int]:
+    """Each query's share of a slate's tokens; what does not divide falls on the first ones."""
+    part, left = divmod(slate.num_tokens, len(slate.queries))
+    return [part + (n < left) for n in range(len(slate.queries))]
+
+
+def _chunks(items: list[int], size: int) -> Iterator[list[int]]:
+    """Runs of at most `size` items, as few as possible and of similar length."""
+    count = -(-len(items) // size)
+    for n in range(count):
+        yield items[len(items) * n // count : len(items) * (n + 1) // count]
 
 
 def _groups(lengths: Sequence[int], max_tokens: int, max_padding: float = 0.15) -> Iterator[list[int]]:

@@ -22,8 +22,8 @@ from ...data_prep.examples import DecisionRow, decision_rows, gold_paths, untrai
 from ...data_prep.negatives import drop_relatives, drop_same_text
 from ...data_prep.task import Qrels, Query
 from ...models.bm25 import BM25
-from ...models.decision.layout import SlateLayout
-from ...models.decision.model import SlateBatch
+from ...models.decision.batch import SlateBatch
+from ...models.decision.layout import PackedSlate, SlateLayout
 from ...models.decision.slates import node_candidate
 from ...models.protocols import Slate
 from ..config import DecisionObjectiveConfig
@@ -37,12 +37,12 @@ _REMEMBERED_DRAWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class DecisionBatch:
-    """Slates with one label a candidate; an empty batch carries one slate of weight zero."""
+    """Slates with one label a question (a query about a candidate); an empty batch carries one slate of weight zero."""
 
     slates: SlateBatch
     choices: SlateBatch | None
     labels_Q: Tensor
-    slate_Q: Tensor
+    query_Q: Tensor
     counts: Mapping[str, float]
     names: tuple[str, ...]
 
@@ -91,10 +91,17 @@ class DecisionObjective:
                 f"{layout.config.max_candidates}, the most that a search puts on a slate; lower the first or raise "
                 "the second"
             )
+        if config.queries > 1 and not layout.candidates_first:
+            raise ValueError(
+                f"objective.queries={config.queries} queries cannot share a slate that begins with the query; set "
+                "decision.order=candidates_first or objective.queries=1"
+            )
         self.rows, self.corpus, self.layout, self.config = list(rows), corpus, layout, config
         self.seed = seed
         self._asks_choice = layout.config.head == "yes_no" and config.choice_weight > 0
         self._gold_of_level = _gold_of_level(self.rows)
+        self._asked_at = _asked_at(self.rows)
+        self._nodes_of = {level: list(nodes) for level, nodes in self._asked_at.items()}
         self._draw = lru_cache(maxsize=_REMEMBERED_DRAWS)(self._drawn)
 
     @property
@@ -110,27 +117,24 @@ class DecisionObjective:
 
     def length(self, row: int, epoch: int) -> int:
         """Tokens that the row's slate takes in that epoch."""
-        slate, _ = self.slate(row, epoch)
-        return self.layout.render(slate).num_tokens + (
-            self.layout.render_choice(slate).num_tokens if self._asks_choice else 0
-        )
+        return sum(packed.num_tokens for packed in self._packed(self.shared(row, epoch)[0]))
 
     def collate(self, rows: Sequence[tuple[int, int]]) -> DecisionBatch:
         """The microbatch of these (row, epoch) pairs."""
-        drawn = [self.slate(row, epoch) for row, epoch in (rows or [(0, 0)])]
-        labels = torch.tensor(np.concatenate([y for _, y in drawn]), dtype=torch.float32)
-        packed = [self.layout.render(slate) for slate, _ in drawn]
-        slate_Q = torch.repeat_interleave(torch.arange(len(drawn)), torch.tensor([len(p.ends) for p in packed]))
-        with_gold = float(sum(bool(y.any()) for _, y in drawn))
-        counts = {"bce": float(len(labels)), "listwise": with_gold}
-        choices = self._choices([slate for slate, _ in drawn]) if self._asks_choice else None
+        drawn = [self.shared(row, epoch) for row, epoch in (rows or [(0, 0)])]
+        labels_of = [labels_C for _, labels_NC in drawn for labels_C in labels_NC]
+        query_Q = np.repeat(np.arange(len(labels_of)), [len(y) for y in labels_of])
+        with_gold = float(sum(bool(y.any()) for y in labels_of))
+        labels_Q = torch.tensor(np.concatenate(labels_of), dtype=torch.float32)
+        counts = {"bce": float(len(labels_Q)), "listwise": with_gold}
         if self._asks_choice:
             counts["choice"] = with_gold
+        slates, *choices = zip(*(self._packed(slates) for slates, _ in drawn), strict=True)
         return DecisionBatch(
-            SlateBatch.of(packed),
-            choices,
-            labels,
-            slate_Q,
+            SlateBatch.of(slates),
+            SlateBatch.of(choices[0]) if choices else None,
+            labels_Q,
+            torch.from_numpy(query_Q),
             counts if rows else dict.fromkeys(counts, 0.0),
             tuple(f"{self.rows[row].name} (epoch {epoch})" for row, epoch in rows),
         )
@@ -140,33 +144,81 @@ class DecisionObjective:
         assert isinstance(batch, DecisionBatch)
         device = next(model.parameters()).device
         yes_Q, choice_Q = model(batch.slates.to(device), batch.choices.to(device) if batch.choices else None)
-        labels_Q, slate_Q, S = batch.labels_Q.to(device), batch.slate_Q.to(device), len(batch.slates.slates)
-        sums = {"bce": bce_sum(yes_Q, labels_Q), "listwise": listwise_sum(yes_Q, labels_Q, slate_Q, S)}
+        labels_Q, query_Q = batch.labels_Q.to(device), batch.query_Q.to(device)
+        N = sum(len(slate.queries) for slate in batch.slates.slates)
+        sums = {"bce": bce_sum(yes_Q, labels_Q), "listwise": listwise_sum(yes_Q, labels_Q, query_Q, N)}
         if choice_Q is not None:
-            sums["choice"] = listwise_sum(choice_Q, labels_Q, slate_Q, S)
+            sums["choice"] = listwise_sum(choice_Q, labels_Q, query_Q, N)
         if not batch.names:
             return LossParts({name: value * 0.0 for name, value in sums.items()})
         return LossParts(sums)
 
     def slate(self, row: int, epoch: int) -> tuple[Slate, np.ndarray]:
-        """The slate of a row in an epoch, and its labels (C,) in float32."""
-        chosen = self._draw(row, epoch)
-        slate = Slate(self.rows[row].query, tuple(node_candidate(self.corpus, r) for r in chosen))
-        return slate, np.isin(chosen, self.rows[row].gold).astype(np.float32)
+        """The slate of a row in an epoch as its own query sees it, and its labels (C,) in float32."""
+        slates, labels_NC = self.shared(row, epoch)
+        return slates[0], labels_NC[0]
 
-    def _choices(self, slates: Sequence[Slate]) -> SlateBatch:
-        return SlateBatch.of([self.layout.render_choice(slate) for slate in slates])
+    def shared(self, row: int, epoch: int) -> tuple[tuple[Slate, ...], np.ndarray]:
+        """The slate of a row in an epoch as each of its queries sees it, the row's own first; labels (N, C)."""
+        chosen, asking = self._draw(row, epoch)
+        candidates = tuple(node_candidate(self.corpus, r) for r in chosen)
+        slates = tuple(Slate(self.rows[r].query, candidates) for r in asking)
+        labels_NC = np.stack([np.isin(chosen, self.rows[r].gold) for r in asking])
+        return slates, labels_NC.astype(np.float32)
 
-    def _drawn(self, row: int, epoch: int) -> tuple[int, ...]:
-        """The rows of the corpus on the slate of a row in an epoch, as the model reads them."""
+    def _packed(self, slates: Sequence[Slate]) -> list[PackedSlate]:
+        """The yes/no slate and, where it is trained, the multiple-choice one."""
+        queries, candidates = [slate.query for slate in slates], slates[0].candidates
+        packed = [self.layout.pack(queries, candidates)]
+        return [*packed, self.layout.pack_choice(queries, candidates)] if self._asks_choice else packed
+
+    def _drawn(self, row: int, epoch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of a row in an epoch: the rows of the corpus on its slate, as the model reads them, and who asks."""
         source = self.rows[row]
         rng = np.random.default_rng([self.seed, epoch, row])
         size = int(rng.integers(self.config.min_candidates, self.config.max_candidates + 1))
         gold = [int(r) for r in rng.permutation(source.gold)[: max(1, size // 2)]]
         if rng.random() < self.config.none_share:
             gold = []
-        chosen = self._within_tokens([*gold, *self._rivals(source, size - len(gold), rng)])
-        return tuple(self._ordered(chosen, rng))
+        count = size - len(gold)
+        company = self._company(row, count, rng) if self.config.queries > 1 else {}
+        free = [r for r in self._rivals(source, count, rng) if all(_open_to(self.rows[other], r) for other in company)]
+        chosen = self._within_tokens(list(dict.fromkeys([*gold, *company.values(), *free]))[:size])
+        asking = (row, *(other for other, node in company.items() if node in chosen))
+        return tuple(self._ordered(chosen, rng)), asking
+
+    def _company(self, row: int, count: int, rng: np.random.Generator) -> dict[int, int]:
+        """Other rows that ask about the slate of this one, each with a right node of its own.
+
+        As every candidate is then right for some query, a model gains nothing from knowing which are asked for most.
+        First come nodes under the same parent, then wrong favourites of a retriever, then any.
+        """
+        source = self.rows[row]
+        asked_at = self._asked_at[source.level]
+        near = [r for part in source.siblings for r in part if r in asked_at]
+        hard = [r for r in source.rivals if r in asked_at]
+        nodes = self._nodes_of[source.level]
+        wanted = [
+            *_some(rng, near, round(self.config.sibling_share * count)),
+            *_some(rng, hard, round((1 - self.config.random_share) * count)),
+            *_some(rng, nodes, 2 * count),
+        ]
+        company: dict[int, int] = {}
+        shown, words = list(source.gold), {source.query}
+        for node in dict.fromkeys(wanted):
+            if len(company) == min(count, self.config.queries - 1):
+                break
+            other = int(rng.choice(asked_at[node]))
+            open_to_all = all(_open_to(self.rows[r], node) for r in (row, *company))
+            if (
+                open_to_all
+                and all(_open_to(self.rows[other], r) for r in shown)
+                and self.rows[other].query not in words
+            ):
+                company[other] = node
+                shown.append(node)
+                words.add(self.rows[other].query)
+        return company
 
     def _rivals(self, source: DecisionRow, count: int, rng: np.random.Generator) -> list[int]:
         """At most `count` wrong rows: siblings and cross-page rivals, or random ones of the same level.
@@ -208,6 +260,24 @@ def _gold_of_level(rows: Sequence[DecisionRow]) -> dict[int, np.ndarray]:
     for row in rows:
         gold.setdefault(row.level, []).extend(row.gold)
     return {level: np.array(nodes) for level, nodes in gold.items()}
+
+
+def _asked_at(rows: Sequence[DecisionRow]) -> dict[int, dict[int, list[int]]]:
+    """For each level and right node there, which training rows it is right for."""
+    asked: dict[int, dict[int, list[int]]] = {}
+    for n, row in enumerate(rows):
+        for node in row.gold:
+            asked.setdefault(row.level, {}).setdefault(node, []).append(n)
+    return asked
+
+
+def _open_to(row: DecisionRow, node: int) -> bool:
+    """Whether the node is known to be wrong for the row's query."""
+    return any(node in part for part in (*row.siblings, *row.others))
+
+
+def _some(rng: np.random.Generator, nodes: Sequence[int], count: int) -> list[int]:
+    return [nodes[i] for i in draw(rng, [range(len(nodes))], count)]
 
 
 def draw(rng: np.random.Generator, ranges: Sequence[range], count: int) -> list[int]:

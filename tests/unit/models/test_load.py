@@ -125,7 +125,7 @@ def test_folders_of_other_versions_are_refused(copied, key, value, message):
     ("change", "named"),
     [
         (lambda c: c["prompt"].update(sha256="0" * 64), r"prompt.sha256 was 0{64} when .* and is [0-9a-f]{64} here"),
-        (lambda c: c["prompt"].update(version=0), "prompt.version was 0 when the model was trained and is 1 here"),
+        (lambda c: c["prompt"].update(version=0), "prompt.version was 0 when the model was trained and is 2 here"),
         (lambda c: c.update(tokenizer_sha256="abc"), "tokenizer_sha256 was abc when"),
         (lambda c: c.update(label_ids=[1, 2]), r"label_ids was \[1, 2\] when"),
         (lambda c: c.update(extra=1), "extra was 1 when the model was trained and is None here"),

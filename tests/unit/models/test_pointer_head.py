@@ -6,15 +6,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from retrail.models.decision.batch import SlateBatch
+from retrail.models.decision.head import PointerHead
 from retrail.models.decision.layout import PackedSlate
-from retrail.models.decision.model import PointerHead, SlateBatch
 
 
 def batch_by_hand(*slates):
     """A batch of slates without words: (trunk length, [(start, end) of each candidate], start of the query)."""
     return SlateBatch.of(
         [
-            PackedSlate([1] * length, [a for a, _ in spans], [b for _, b in spans], query)
+            PackedSlate(
+                [1] * length,
+                [a for a, _ in spans],
+                [b for _, b in spans],
+                [range(0)] * len(spans),
+                [range(query, length)],
+            )
             for length, spans, query in slates
         ]
     )

@@ -7,8 +7,8 @@ from fakes import make_slate
 
 from retrail.data_prep.hits import Cost
 from retrail.models.config import DecisionConfig, ModelConfig
+from retrail.models.decision.batch import SlateBatch
 from retrail.models.decision.build import build_decision
-from retrail.models.decision.model import SlateBatch
 from retrail.models.decision.scorer import LocalScorer, LowLabelMass, _groups
 
 CPU = torch.device("cpu")
@@ -75,7 +75,7 @@ def test_cost_and_notes_of_each_slate():
     slates = [make_slate(4), make_slate(4, seed=1), make_slate(1, words=1)]
     for slate, answer in zip(slates, scorer.yes(slates), strict=True):
         packed = scorer.layout.render(slate)
-        assert answer.notes == packed.notes
+        assert (answer.notes,) == packed.notes
         assert answer.cost.seconds > 0
         assert answer.cost == Cost(
             requests=1, forwards=1, prompt_tokens=packed.num_tokens, max_concurrency=1, seconds=answer.cost.seconds

@@ -97,8 +97,9 @@ def test_no_slate_exceeds_its_tokens(candidates, query, head):
         packed = layout.render(slate)
         assert packed.num_tokens <= 1100
         assert layout.render_choice(slate).num_tokens <= 1100
-        cut = [c for c in slate.candidates if c.text.strip() and len(SAFE.data(f"{c.title}: {c.text}")) > 200]
-        assert len(cut) <= sum("text of" in note for note in packed.notes)
+        texts = ((c.brief, f"{c.title}: {c.text}" if c.title else c.text) for c in slate.candidates)
+        cut = sum(len(SAFE.data(f" {text}")) > (30 if brief else 90) for brief, text in texts)
+        assert cut == sum("text of" in note for note in packed.notes[0])
 
 
 def test_every_part_repeats_its_heading():

@@ -12,8 +12,8 @@ from retrail.data_prep.corpus import Corpus, Node
 from retrail.data_prep.examples import DecisionRow
 from retrail.data_prep.task import Query
 from retrail.models.config import AdapterConfig, ModelConfig
+from retrail.models.decision.batch import SlateBatch
 from retrail.models.decision.build import build_decision
-from retrail.models.decision.model import SlateBatch
 from retrail.models.decision.scorer import LocalScorer
 from retrail.train.config import DecisionObjectiveConfig
 from retrail.train.objectives.decision import DecisionObjective, draw, gold_path_rows
