@@ -24,13 +24,14 @@ class Gradients(Optimizer):
         return super().step(step)
 
 
-def train(head, batch_size, max_tokens):
+def train(head, queries, batch_size, max_tokens):
     """(loss, terms, gradients) of each step, and the most microbatches and empty ones that this rank had."""
     torch.manual_seed(0)
-    model, layout = tiny_decision(head, AdapterConfig(rank=4))
+    order = "candidates_first" if queries > 1 else "query_first"
+    model, layout = tiny_decision(head, AdapterConfig(rank=4), order=order)
     shake(model)
     model.train()
-    objective = toy_objective(layout, none_share=0.3)
+    objective = toy_objective(layout, none_share=0.3, queries=queries)
     accelerator = make_accelerator(RuntimeConfig(device="cpu", threads=1))
     ranks = Ranks(accelerator)
     wrapped = accelerator.prepare_model(model)
@@ -51,7 +52,7 @@ def train(head, batch_size, max_tokens):
     return out, empty, most
 
 
-@pytest.mark.parametrize("head", ["pointer", "yes_no"])
+@pytest.mark.parametrize(("head", "queries"), [("pointer", 1), ("yes_no", 1), ("pointer", 4), ("yes_no", 4)])
 @pytest.mark.parametrize(
     ("batch_size", "max_tokens", "empty", "microbatches"),
     [
@@ -60,10 +61,10 @@ def train(head, batch_size, max_tokens):
         pytest.param(1, 100_000, 1, 1, id="an empty rank"),
     ],
 )
-def test_two_ranks_are_one(head, batch_size, max_tokens, empty, microbatches):
+def test_two_ranks_are_one(head, queries, batch_size, max_tokens, empty, microbatches):
     # In this process, which also loads for the forks what they would load one by one.
-    one, _, _ = train(head, batch_size, max_tokens)
-    two = run_ranks(train, 2, head, batch_size, max_tokens)
+    one, _, _ = train(head, queries, batch_size, max_tokens)
+    two = run_ranks(train, 2, head, queries, batch_size, max_tokens)
     assert sum(rank[1] for rank in two) == empty * STEPS
     assert max(rank[2] for rank in two) == microbatches
     for steps, _, _ in two:
