@@ -7,6 +7,7 @@ any slate and a resumed run sees the same ones.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -101,7 +102,7 @@ class DecisionObjective:
         self._asks_choice = layout.config.head == "yes_no" and config.choice_weight > 0
         self._gold_of_level = _gold_of_level(self.rows)
         self._asked_at = _asked_at(self.rows)
-        self._nodes_of = {level: list(nodes) for level, nodes in self._asked_at.items()}
+        self._nodes_of = {level: sorted(nodes) for level, nodes in self._asked_at.items()}
         self._draw = lru_cache(maxsize=_REMEMBERED_DRAWS)(self._drawn)
 
     @property
@@ -195,13 +196,13 @@ class DecisionObjective:
         """
         source = self.rows[row]
         asked_at = self._asked_at[source.level]
-        near = [r for part in source.siblings for r in part if r in asked_at]
-        hard = [r for r in source.rivals if r in asked_at]
         nodes = self._nodes_of[source.level]
+        near = [range(bisect_left(nodes, part.start), bisect_left(nodes, part.stop)) for part in source.siblings]
+        hard = [r for r in source.rivals if r in asked_at]
         wanted = [
-            *_some(rng, near, round(self.config.sibling_share * count)),
-            *_some(rng, hard, round((1 - self.config.random_share) * count)),
-            *_some(rng, nodes, 2 * count),
+            *(nodes[i] for i in draw(rng, near, round(self.config.sibling_share * count))),
+            *(hard[i] for i in draw(rng, [range(len(hard))], round((1 - self.config.random_share) * count))),
+            *(nodes[i] for i in draw(rng, [range(len(nodes))], 2 * count)),
         ]
         company: dict[int, int] = {}
         shown, words = list(source.gold), {source.query}
@@ -209,12 +210,9 @@ class DecisionObjective:
             if len(company) == min(count, self.config.queries - 1):
                 break
             other = int(rng.choice(asked_at[node]))
-            open_to_all = all(_open_to(self.rows[r], node) for r in (row, *company))
-            if (
-                open_to_all
-                and all(_open_to(self.rows[other], r) for r in shown)
-                and self.rows[other].query not in words
-            ):
+            wrong_for_all = all(_open_to(self.rows[r], node) for r in (row, *company))
+            all_wrong = all(_open_to(self.rows[other], r) for r in shown)
+            if wrong_for_all and all_wrong and self.rows[other].query not in words:
                 company[other] = node
                 shown.append(node)
                 words.add(self.rows[other].query)
@@ -274,10 +272,6 @@ def _asked_at(rows: Sequence[DecisionRow]) -> dict[int, dict[int, list[int]]]:
 def _open_to(row: DecisionRow, node: int) -> bool:
     """Whether the node is known to be wrong for the row's query."""
     return any(node in part for part in (*row.siblings, *row.others))
-
-
-def _some(rng: np.random.Generator, nodes: Sequence[int], count: int) -> list[int]:
-    return [nodes[i] for i in draw(rng, [range(len(nodes))], count)]
 
 
 def draw(rng: np.random.Generator, ranges: Sequence[range], count: int) -> list[int]:
