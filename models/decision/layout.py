@@ -83,8 +83,6 @@ class SlateLayout:
         pointer = config.head == "pointer"
         self._question = [] if pointer else data(prompt.question)
         self._cue = data(prompt.cue) if pointer else []
-        # A pointer is read at the end of the query, not in an answer.
-        self._answer_frame = [] if pointer else self._after
         self._choice_question, self._choice_answer = data(prompt.choice_question), data(prompt.choice_answer)
         self._tag = lru_cache(maxsize=None)(lambda n: data(prompt.tag.format(n=n + 1)))
         self._choice_label = lru_cache(maxsize=None)(lambda n: data(prompt.choice_label.format(n=n + 1)))
@@ -126,15 +124,9 @@ class SlateLayout:
         for n in asked:
             if not 0 <= n < len(candidates):
                 raise ValueError(f"a question about candidate {n} of a slate of {len(candidates)}")
-        ask = [*self._question, *self._answer_frame]
-        if self.config.head == "pointer":
-            branches = [trunk.query_branch(n) for n in range(len(queries))] if self.candidates_first else []
-            return trunk.packed(asked, branches, [0] * len(branches))
-        if not self.candidates_first:
-            trunk.ids += ask
-            ask = []
-        labels = [self._branch(candidates[n], n) for n in asked]
-        branches = [[*trunk.query_branch(q), *ask, *label] for q in range(len(queries)) for label in labels]
+        if self.config.head == "pointer":  # read at the end of the query, not in an answer
+            return trunk.packed(asked, trunk.branches, [0] * len(trunk.branches))
+        branches = trunk.ask([*self._question, *self._after], [self._branch(candidates[n], n) for n in asked])
         return trunk.packed(asked, branches, [0] * len(branches))
 
     def render_choice(self, slate: Slate) -> PackedSlate:
@@ -150,12 +142,8 @@ class SlateLayout:
         if self.config.head == "pointer":
             return self.pack(queries, candidates)
         trunk = self._trunk(queries, candidates)
-        ask = [*self._choice_question, *self._after, *self._choice_answer]
-        if not self.candidates_first:
-            trunk.ids += ask
-            ask = []
         labels = [list(self._choice_label(n)) for n in range(len(candidates))]
-        branches = [[*trunk.query_branch(q), *ask, *label] for q in range(len(queries)) for label in labels]
+        branches = trunk.ask([*self._choice_question, *self._after, *self._choice_answer], labels)
         return trunk.packed(range(len(candidates)), branches, [len(label) for label in labels] * len(queries))
 
     @property
@@ -279,13 +267,19 @@ class _Trunk:
     ends: list[int] = field(default_factory=list)
     headings: list[range] = field(default_factory=list)
     queries: list[range] = field(default_factory=list)
-    branches: list[list[int]] = field(default_factory=list)
+    branches: list[list[int]] = field(default_factory=list)  # with the candidates first, the words of each query
     query_notes: list[list[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def query_branch(self, n: int) -> list[int]:
-        """How the branches of the n-th query begin: with its words where the trunk does not hold them."""
-        return self.branches[n] if self.branches else []
+    def ask(self, question: list[int], labels: list[list[int]]) -> list[list[int]]:
+        """The branches that end with each of these labels, for each query; the question goes before them.
+
+        It follows the query, so it ends the trunk or, with the candidates first, stands in the branches.
+        """
+        if not self.branches:
+            self.ids += question
+            return labels
+        return [[*query, *question, *label] for query in self.branches for label in labels]
 
     def packed(self, asked: Sequence[int], branches: list[list[int]], label_tokens: list[int]) -> PackedSlate:
         """The slate with these branches, asking about the candidates `asked`."""
