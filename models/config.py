@@ -119,13 +119,18 @@ class NavigateConfig:
     keep: how many candidates stay at each level, the last number repeating for deeper levels; more
         keeps the gold path more often and costs proportionally more candidates at the next level.
     choose: how many of the best leaves go to the final multiple-choice request (0: none).
+    path_weight: a candidate is ranked by its log-odds of yes plus this much of the sum of those above it; 0 forgets,
+        as published, how sure the walk was of the page. It costs nothing.
     """
 
     keep: list[int] = field(default_factory=lambda: [10])
     choose: int = 5
+    path_weight: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.keep or any(k < 1 for k in self.keep):
             raise ValueError(f"navigate.keep={self.keep} must list at least one number, each 1 or more")
         if not 0 <= self.choose <= 255:
             raise ValueError(f"navigate.choose={self.choose} must be between 0 and 255")
+        if not 0 <= self.path_weight < float("inf"):
+            raise ValueError(f"navigate.path_weight={self.path_weight} must be a number of 0 or more")

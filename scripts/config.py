@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from ..models.config import AdapterConfig, DecisionConfig, ModelConfig, NavigateConfig, check_choice, check_positive
@@ -192,15 +192,18 @@ class SearchBudget:
 
     keep: how many candidates stay at each level; more keeps the answer more often and costs more requests.
     choose: how many of the best go to the final multiple-choice request (0: none).
+    path_weight: how much the log-odds above a candidate count beside its own (0: not at all).
     """
 
     keep: list[int] | None = None
     choose: int | None = None
+    path_weight: float | None = None
 
     def over(self, stored: NavigateConfig) -> NavigateConfig:
         """`stored`, with every value that is set here instead of its own."""
-        keep = stored.keep if self.keep is None else self.keep
-        return NavigateConfig(keep=list(keep), choose=stored.choose if self.choose is None else self.choose)
+        own = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        changed = replace(stored, **own)
+        return replace(changed, keep=list(changed.keep))
 
 
 @dataclass(kw_only=True, slots=True)

@@ -27,7 +27,8 @@ def open_retriever(name: str, corpus: Corpus, budget: SearchBudget, device: str)
     export = read_export(name)
     config = budget.over(export.navigate)
     navigator = Navigator(load_scorer(name, device=device), corpus, config)
-    return navigator, f"navigation keep={config.keep} choose={config.choose} {file_hash(Path(name) / RETRIEVAL)}"
+    budgets = f"keep={config.keep} choose={config.choose} path_weight={config.path_weight}"
+    return navigator, f"navigation {budgets} {file_hash(Path(name) / RETRIEVAL)}"
 
 
 def controls(

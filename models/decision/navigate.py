@@ -21,6 +21,9 @@ from .slates import Pool, PoolScores, check_queries, node_candidate, ranked, sco
 
 Watch = Callable[[str, Step], None]
 
+# Probabilities nearer to 0 and 1 count as this: the odds of one certain level must not drown all others.
+_LEAST = 1e-9
+
 
 @dataclass(slots=True)
 class _Walk:
@@ -28,9 +31,10 @@ class _Walk:
 
     query: str
     rows: list[int]
+    above: list[float]  # sum of the log-odds of what is above each row
     steps: list[Step] = field(default_factory=list)
     passed_by: list[tuple[float, int]] = field(default_factory=list)  # leaves dropped above the last level
-    last_values_C: np.ndarray | None = None  # P(yes) of `rows` once they are all leaves
+    last_values_C: np.ndarray | None = None  # value of `rows` (see `Navigator.search`) once they are all leaves
 
 
 class Navigator:
@@ -55,8 +59,9 @@ class Navigator:
     def search(self, queries: Sequence[str], *, k: int = 10, watch: Watch | None = None) -> list[Hits]:
         """The best `k` leaves for each query; fewer where the walk reached fewer.
 
-        Scores: leaves of the final choice 1 + their probability there, other leaves of the last level their P(yes),
-        leaves that were dropped d levels higher P(yes) - d; so the order is that of the stages.
+        A candidate's value is its P(yes), or with `path_weight` w sigmoid(logit P(yes) + w * sum of logit P(yes) above
+        it). Scores: leaves of the final choice 1 + their probability there, other leaves of the last level their value,
+        leaves that were dropped d levels higher their value - d; so the order is that of the stages.
         `watch` is called with (query, step) as soon as a step is done.
 
         Raises:
@@ -65,7 +70,8 @@ class Navigator:
         check_queries(queries, k)
         hits: list[Hits] = []
         for start in range(0, len(queries), self.queries_at_once):
-            walks = [_Walk(q, list(self.corpus.children(None))) for q in queries[start : start + self.queries_at_once]]
+            root = list(self.corpus.children(None))
+            walks = [_Walk(q, root, [0.0] * len(root)) for q in queries[start : start + self.queries_at_once]]
             hits += self._walk(walks, k, watch or _ignore)
         return hits
 
@@ -74,8 +80,8 @@ class Navigator:
         while active := [walk for walk in walks if walk.last_values_C is None]:
             for walk, scores in zip(active, score_pools(self.scorer, map(self._pool, active)), strict=True):
                 if all(map(self.corpus.is_leaf, walk.rows)):
-                    walk.last_values_C = scores.values_C
-                    self._note(walk, scores, ranked(scores.values_C)[:k], "leaves", watch)
+                    walk.last_values_C = self._values(walk, scores)
+                    self._note(walk, scores, ranked(walk.last_values_C)[:k], "leaves", watch)
                 else:
                     self._descend(walk, scores, level, watch)
             level += 1
@@ -86,26 +92,38 @@ class Navigator:
     def _pool(self, walk: _Walk) -> Pool:
         return Pool(walk.query, tuple(node_candidate(self.corpus, row) for row in walk.rows))
 
+    def _values(self, walk: _Walk, scores: PoolScores) -> np.ndarray:
+        weight = self.config.path_weight
+        if weight == 0:
+            return scores.values_C
+        return 1 / (1 + np.exp(-(_logit(scores.values_C) + weight * np.array(walk.above))))
+
     def _descend(self, walk: _Walk, scores: PoolScores, level: int, watch: Watch) -> None:
         keep = self.config.keep[min(level, len(self.config.keep) - 1)]
-        best = ranked(scores.values_C)[:keep]
+        values_C = self._values(walk, scores)
+        best = ranked(values_C)[:keep]
         self._note(walk, scores, best, f"level {level + 1}", watch)
         kept = set(best.tolist())
         dropped = [
-            (float(scores.values_C[i]), row)
-            for i, row in enumerate(walk.rows)
-            if i not in kept and self.corpus.is_leaf(row)
+            (float(values_C[i]), row) for i, row in enumerate(walk.rows) if i not in kept and self.corpus.is_leaf(row)
         ]
         walk.passed_by = [(value - 1.0, row) for value, row in walk.passed_by + dropped]
         # Opened in reading order. A leaf that stays is judged again beside the deeper ones, so that the last level
         # compares all that is left.
-        opened = (walk.rows[i] for i in sorted(kept))
-        walk.rows = [below for row in opened for below in (self.corpus.children(row) or [row])]
+        odds_C = _logit(scores.values_C)
+        opened: list[tuple[int, float]] = []
+        for i in sorted(kept):
+            below = self.corpus.children(walk.rows[i])
+            above = walk.above[i] + float(odds_C[i])
+            opened += [(row, above) for row in below] if below else [(walk.rows[i], walk.above[i])]
+        walk.rows, walk.above = [row for row, _ in opened], [above for _, above in opened]
 
     def _note(self, walk: _Walk, scores: PoolScores, best: np.ndarray, name: str, watch: Watch) -> None:
         notes = scores.notes
         if scores.values_C.max() < 0.5:
             notes = (*notes, f"no candidate is more likely yes than no; the best {len(best)} are kept all the same")
+        if self.config.path_weight:
+            notes = (*notes, f"ranked by the log-odds along the path (path_weight={self.config.path_weight:g})")
         ids = tuple(self.corpus.id(row) for row in walk.rows)
         step = Step(
             name=name,
@@ -131,3 +149,8 @@ class Navigator:
 
 def _ignore(query: str, step: Step) -> None:
     """Nobody watches."""
+
+
+def _logit(values_C: np.ndarray) -> np.ndarray:
+    safe_C = np.clip(values_C, _LEAST, 1 - _LEAST)
+    return np.log(safe_C / (1 - safe_C))  # type: ignore[no-any-return]

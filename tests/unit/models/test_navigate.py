@@ -51,6 +51,36 @@ def test_walk_by_hand():
     assert navigator.search(["where?"], k=2)[0].trace[-1].kept == ("b/1/y", "c")
 
 
+def test_path_weight_remembers_the_page_by_hand():
+    corpus = corpus_of("a", "b", "a/1", "a/2", "b/1")
+    values = {"a": 0.8, "b": 0.2, "a/1": 0.5, "a/2": 0.1, "b/1": 0.6}
+
+    def search(weight):
+        scorer = FakeScorer(believing(values))
+        return Navigator(scorer, corpus, NavigateConfig(choose=0, path_weight=weight)).search(["q"], k=3)[0]
+
+    assert search(0.0).ids == ("b/1", "a/1", "a/2")
+    hits = search(0.5)
+    # Odds 1 * sqrt(4) = 2, (1/9) * sqrt(4) = 2/9 and 1.5 * sqrt(1/4) = 3/4.
+    assert hits.ids == ("a/1", "b/1", "a/2")
+    assert hits.scores == pytest.approx((2 / 3, 3 / 7, 2 / 11))
+    assert hits.trace[1].scores == (0.5, 0.1, 0.6)  # what the model said
+    assert hits.trace[1].notes == ("ranked by the log-odds along the path (path_weight=0.5)",)
+
+
+def test_certain_levels_do_not_drown_the_others():
+    corpus = corpus_of("a", "b", "a/1", "b/1")
+    scorer = FakeScorer(believing({"a": 1.0, "b": 0.0, "a/1": 0.0, "b/1": 1.0}))
+    [hits] = Navigator(scorer, corpus, NavigateConfig(choose=0, path_weight=1.0)).search(["q"])
+    assert hits.scores == pytest.approx((0.5, 0.5))
+
+
+@pytest.mark.parametrize("weight", [-0.1, float("inf"), float("nan")])
+def test_impossible_path_weight_is_refused(weight):
+    with pytest.raises(ValueError, match="navigate.path_weight=.* must be a number of 0 or more"):
+        NavigateConfig(path_weight=weight)
+
+
 def test_final_choice_reorders_the_best_and_shows_only_them():
     leaves = corpus_of("a", "b", "c", "d", "e", "f")
     yes = believing({"a": 0.9, "b": 0.8, "c": 0.1, "d": 0.7, "e": 0.6, "f": 0.2})
@@ -204,19 +234,28 @@ def trees(draw):
     )
 
 
-def twin(corpus, believe, prefer, keep, choose, k):
+def odds(p):
+    return math.log(p / (1 - p))
+
+
+def twin(corpus, believe, prefer, keep, choose, weight, k):
     """The same search written over ids and dicts, one candidate at a time."""
+
+    def value(i):
+        *above, own = (odds(believe(corpus.id(row))) for row in corpus.path(corpus.row(i)))
+        return 1 / (1 + math.exp(-own - weight * sum(above)))
+
     children = {corpus.id(r): [corpus.id(c) for c in corpus.children(r)] for r in range(len(corpus))}
     level, dropped, depth = [corpus.id(r) for r in corpus.children(None)], {}, 0
     while any(children[i] for i in level):
-        values = {i: believe(i) for i in level}
+        values = {i: value(i) for i in level}
         width = keep[depth] if depth < len(keep) else keep[-1]
         best = sorted(level, key=lambda i: -values[i])[:width]
         dropped = {i: v - 1 for i, v in dropped.items()}
         dropped |= {i: values[i] - 1 for i in level if i not in best and not children[i]}
         level = [j for i in level if i in best for j in (children[i] or [i])]
         depth += 1
-    final = {i: believe(i) for i in level}
+    final = {i: value(i) for i in level}
     top = sorted(level, key=lambda i: -final[i])[:choose] if min(choose, len(level)) > 1 else []
     weights = {i: math.exp(prefer(i)) for i in top}
     final |= {i: 1 + w / sum(weights.values()) for i, w in weights.items()}
@@ -228,11 +267,12 @@ def twin(corpus, believe, prefer, keep, choose, k):
     trees(),
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
     st.integers(0, 4),
+    st.sampled_from([0.0, 0.5, 2.0]),
     st.integers(1, 12),
     st.integers(0, 9),
 )
-@settings(max_examples=100, deadline=None)
-def test_ranking_equals_the_twin(corpus, keep, choose, k, seed):
+@settings(max_examples=150, deadline=None)
+def test_ranking_equals_the_twin(corpus, keep, choose, weight, k, seed):
     def believe(node_id):
         return guess(f"yes{seed}", Candidate(node_id, "", ""))
 
@@ -240,8 +280,9 @@ def test_ranking_equals_the_twin(corpus, keep, choose, k, seed):
         return guess(f"choice{seed}", Candidate(node_id, "", ""))
 
     scorer = FakeScorer(lambda q, c: believe(c.id), prefer=lambda q, c: prefer(c.id), max_candidates=6)
-    [hits] = Navigator(scorer, corpus, NavigateConfig(keep=keep, choose=choose)).search(["q"], k=k)
-    expected = twin(corpus, believe, prefer, keep, choose, k)
+    config = NavigateConfig(keep=keep, choose=choose, path_weight=weight)
+    [hits] = Navigator(scorer, corpus, config).search(["q"], k=k)
+    expected = twin(corpus, believe, prefer, keep, choose, weight, k)
     assert list(hits.ids) == [node_id for node_id, _ in expected]
     assert hits.scores == pytest.approx([score for _, score in expected])
     assert len(set(hits.ids)) == len(hits.ids) and sorted(hits.scores, reverse=True) == list(hits.scores)
