@@ -88,6 +88,7 @@ class TrainRun(Command):
         check_choice("family", self.family, ("decision",))
         check_text("name", self.name)
         check_text("run_dir", self.run_dir)
+        self.objective.check_fits(self.decision)
 
 
 BASELINES = ("bm25", "dense", "rerank", "untrained")

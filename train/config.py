@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..models.config import check_choice, check_positive
+from ..models.config import DecisionConfig, check_choice, check_positive
 
 
 @dataclass(kw_only=True, slots=True)
@@ -171,3 +171,17 @@ class DecisionObjectiveConfig:
         for key in ("sibling_share", "random_share", "none_share"):
             if not 0.0 <= getattr(self, key) <= 1.0:
                 raise ValueError(f"objective.{key}={getattr(self, key)} must be between 0 and 1")
+
+    def check_fits(self, decision: DecisionConfig) -> None:
+        """Raise ValueError where the model that these slates train could not be shown them."""
+        if self.max_candidates > decision.max_candidates:
+            raise ValueError(
+                f"objective.max_candidates={self.max_candidates} is more than decision.max_candidates="
+                f"{decision.max_candidates}, the most that a search puts on a slate; lower the first or raise "
+                "the second"
+            )
+        if self.queries > 1 and decision.order != "candidates_first":
+            raise ValueError(
+                f"objective.queries={self.queries} queries cannot share a slate that begins with the query; set "
+                "decision.order=candidates_first or objective.queries=1"
+            )

@@ -143,6 +143,16 @@ def test_several_keys_of_a_section_at_once():
         (TrainRun, ["name=x", "navigate.keep=[1"], ["navigate.keep=[1", "cannot be read"]),
         (TrainRun, ["name=x", "data.path=y", "adapter.rank=-1"], ["adapter.rank=-1 must be above 0"]),
         (TrainRun, ["name=x", "data.path=y", "adapter.kind=lorra"], ["adapter.kind='lorra'", "lora, qlora, full"]),
+        (
+            TrainRun,
+            ["name=x", "data.path=y", "decision.order=query_first"],
+            ["objective.queries=24 queries cannot share", "set decision.order=candidates_first or objective.queries=1"],
+        ),
+        (
+            TrainRun,
+            ["name=x", "data.path=y", "decision.max_candidates=9"],
+            ["objective.max_candidates=24 is more than"],
+        ),
         (TrainRun, ["name=${nope}", "data.path=y"], ["name", "'nope' not found"]),
         (TrainRun, ["name= ", "data.path=y"], ["name=' ' must not be empty"]),
         (TrainRun, ["hydra.run.dir=x"], ["hydra.run.dir", "run_dir="]),

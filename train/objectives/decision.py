@@ -79,24 +79,14 @@ class DecisionObjective:
         """`rows` from `gold_path_rows`.
 
         Raises:
-            ValueError: there are no rows, or slates would be larger than the model's own.
+            ValueError: there are no rows, or `config` does not fit the model's (`DecisionObjectiveConfig.check_fits`).
         """
         if not rows:
             raise ValueError(
                 "there is nothing to train on: no query of this split has a relevant node in the corpus that any other "
                 "node competes with"
             )
-        if config.max_candidates > layout.config.max_candidates:
-            raise ValueError(
-                f"objective.max_candidates={config.max_candidates} is more than decision.max_candidates="
-                f"{layout.config.max_candidates}, the most that a search puts on a slate; lower the first or raise "
-                "the second"
-            )
-        if config.queries > 1 and not layout.candidates_first:
-            raise ValueError(
-                f"objective.queries={config.queries} queries cannot share a slate that begins with the query; set "
-                "decision.order=candidates_first or objective.queries=1"
-            )
+        config.check_fits(layout.config)
         self.rows, self.corpus, self.layout, self.config = list(rows), corpus, layout, config
         self.seed = seed
         self._asks_choice = layout.config.head == "yes_no" and config.choice_weight > 0
