@@ -69,7 +69,9 @@ def main(run_dir: str, *arguments: str) -> int:
         print("interrupted:", stop, file=sys.stderr, flush=True)
         return stop.exit_code
     end_processes()
-    print("done", result.loss, "rank", os.environ.get("RANK", "0"), flush=True)
+    # In one write: torchrun starts Python unbuffered, and the pieces of two ranks' prints would mix.
+    sys.stdout.write(f"done {result.loss} rank {os.environ.get('RANK', '0')}\n")
+    sys.stdout.flush()
     return 0
 
 
