@@ -124,13 +124,17 @@ def _spans(slates: Sequence[PackedSlate]) -> Tensor:
 
 def _queries(slates: Sequence[PackedSlate], width: int) -> Tensor:
     """Positions of each query's tokens (S, N, M), filled up with -1; those in branches follow the trunk's width."""
-    places = [
-        [
-            [width + slate.tree.paths[n][i] for i in span] if slate.candidates_first else list(span)
-            for n, span in enumerate(slate.queries)
-        ]
-        for slate in slates
-    ]
+    places = [_query_places(slate, width) for slate in slates]
     N = max(map(len, places))
     flat = _rows([query for slate in places for query in (*slate, *[[]] * (N - len(slate)))], -1)
-    return flat.reshape(len(slates), N, -1)
+    return flat.reshape(len(slates), N, flat.shape[1])
+
+
+def _query_places(slate: PackedSlate, width: int) -> list[list[int]]:
+    if not slate.candidates_first:
+        return [list(span) for span in slate.queries]
+    # A yes/no head has a branch for every question of a query, all of which begin with its words.
+    each = len(slate.branches) // len(slate.queries)
+    if each == 0:
+        return [[] for _ in slate.queries]
+    return [[width + slate.tree.paths[n * each][i] for i in span] for n, span in enumerate(slate.queries)]

@@ -160,3 +160,21 @@ def test_a_cut_query_is_noted_for_itself_alone():
     _, layout = first("pointer", max_query_tokens=8)
     packed = layout.pack(["a", "a very long query"], make_slate(2, words=1).candidates)
     assert packed.notes == ((), ("query cut from 18 to 8 tokens",))
+
+
+@pytest.mark.parametrize("head", ["yes_no", "pointer"])
+def test_query_positions_hold_the_words_of_that_query(head):
+    """A long query after a short one: with a yes/no head every query has several branches."""
+    _, layout = first(head, max_query_tokens=300)
+    queries = ["a", "b" * 290, "the third"]
+    batch = SlateBatch.of([layout.pack(queries, make_slate(3, words=1).candidates)])
+    row = torch.cat([batch.trunk_ST, batch.branch_SL], dim=1)[0]
+    for query, places in zip(queries, batch.query_pos_SNM[0], strict=True):
+        words = text(layout, row[places[places >= 0]].tolist())
+        assert words.removesuffix(layout.prompt.cue) == f"\nQuery: {query}"
+
+
+def test_a_slate_without_questions_is_a_batch():
+    for head in ("yes_no", "pointer"):
+        _, layout = first(head)
+        assert len(SlateBatch.of([layout.pack(["a", "b"], make_slate(2).candidates, [])]).slate_Q) == 0

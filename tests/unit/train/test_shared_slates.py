@@ -6,6 +6,7 @@ import torch
 from decision_toy import shake, tiny_decision, toy_corpus, toy_objective
 
 from retrail.data_prep.corpus import Corpus, Node
+from retrail.data_prep.examples import DecisionRow
 from retrail.data_prep.task import Query
 from retrail.models.config import AdapterConfig
 from retrail.models.decision.batch import SlateBatch
@@ -89,7 +90,29 @@ def test_no_node_is_favoured_by_how_often_it_is_asked_for():
         assert labels_NC.sum(0).tolist() == [1.0] * 6
 
 
-def test_company_is_near_hard_and_random():
+def test_hard_company_comes_before_any_other():
+    """Four favourites of a retriever and eight other nodes, each the answer to a query of its own."""
+    corpus = Corpus.from_nodes(Node(f"n{i}", None, "", f"text {i}") for i in range(13))
+    level = corpus.level_rows(0)
+    rows = [
+        DecisionRow(f"q{i}", f"words {i}", 0, (i,), (level[:i], level[i + 1 :]), (), (3, 5, 7, 11) if i == 0 else ())
+        for i in level
+    ]
+    _, layout = tiny_decision("pointer", order="candidates_first")
+
+    def favourites(random_share):
+        settings = {"min_candidates": 5, "max_candidates": 5, "queries": 5, "none_share": 0.0, "sibling_share": 0.0}
+        config = DecisionObjectiveConfig(**settings, random_share=random_share)
+        objective = DecisionObjective(rows, corpus, layout, config)
+        slates = [objective.shared(0, epoch)[0] for epoch in range(20)]
+        return [sum(c.id in ("n3", "n5", "n7", "n11") for c in shown[0].candidates) for shown in slates]
+
+    assert set(favourites(0.0)) == {4}
+    assert set(favourites(0.5)) <= {2, 3, 4} and 2 in favourites(0.5)
+    assert np.mean(favourites(1.0)) == pytest.approx(4 * 4 / 12, abs=0.6)
+
+
+def test_company_is_near_and_random():
     _, layout = tiny_decision("pointer", order="candidates_first")
 
     def siblings(**config):
