@@ -112,17 +112,10 @@ class DecisionModel(nn.Module):
         slate_B, real_BK = batch.read_slate_B[:, None].expand_as(batch.label_pos_BK), batch.label_pos_BK >= 0
         label_SL[slate_B[real_BK], batch.label_pos_BK[real_BK]] = True
         slate_R, place_R = label_SL.nonzero(as_tuple=True)
-        # Labels that begin after the same token share a row of logits.
-        before_R = batch.before_SL[slate_R, place_R] + 1
-        row_R2, row_of_R = torch.stack([slate_R, before_R], dim=1).unique(dim=0, return_inverse=True)
+        before_RH = rows_SLH[slate_R, batch.before_SL[slate_R, place_R] + 1]
         token_R = batch.branch_SL[slate_R, place_R]
-        logp_R = torch.zeros(len(token_R), device=rows_SLH.device)
-        for start in range(0, len(row_R2), _ROWS_AT_ONCE):
-            part = row_R2[start : start + _ROWS_AT_ONCE]
-            logp_PV = self._log_probs(rows_SLH[part[:, 0], part[:, 1]])
-            inside = (row_of_R >= start) & (row_of_R < start + len(part))
-            found = logp_PV[row_of_R[inside] - start, token_R[inside]]
-            logp_R = logp_R.index_put((inside.nonzero()[:, 0],), found)
+        parts = zip(before_RH.split(_ROWS_AT_ONCE), token_R.split(_ROWS_AT_ONCE), strict=True)
+        logp_R = torch.cat([self._log_probs(h).gather(1, ids[:, None])[:, 0] for h, ids in parts])
         logp_SL = torch.zeros(label_SL.shape, device=logp_R.device).index_put((slate_R, place_R), logp_R)
         return torch.where(real_BK, logp_SL[slate_B, batch.label_pos_BK.clamp(min=0)], 0.0).sum(1)
 
