@@ -61,10 +61,12 @@ class Hits:
     """The ranking for one query: unique ids, non-increasing finite scores.
 
     `exact` says whether the ranking is proven to be the true top k of its own scoring function
-    (None where the question makes no sense).
+    (None where the question makes no sense). `answerable` is the probability that any of what was judged last
+    answers the query (None where nobody asked).
 
     Raises:
-        ValueError: lengths differ, an id repeats, a score is not finite, or scores increase.
+        ValueError: lengths differ, an id repeats, a score is not finite, scores increase, or `answerable` is no
+            probability.
     """
 
     ids: tuple[str, ...]
@@ -72,6 +74,7 @@ class Hits:
     cost: Cost = Cost()
     trace: Trace = ()
     exact: bool | None = None
+    answerable: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.scores):
@@ -83,6 +86,8 @@ class Hits:
         for doc_id, score in zip(self.ids, self.scores, strict=True):
             if not math.isfinite(score):
                 raise ValueError(f"score of {doc_id!r} is {score}, not a finite number")
+        if self.answerable is not None and not 0.0 <= self.answerable <= 1.0:
+            raise ValueError(f"answerable={self.answerable} is not between 0 and 1")
         for rank, (above, below) in enumerate(zip(self.scores, self.scores[1:], strict=False)):
             if below > above:
                 raise ValueError(f"scores increase from rank {rank + 1} ({above}) to {rank + 2} ({below})")
@@ -112,7 +117,7 @@ class Hits:
         """
         if k < 0:
             raise ValueError(f"k={k} must be 0 or more")
-        return Hits(self.ids[:k], self.scores[:k], self.cost, self.trace, self.exact)
+        return Hits(self.ids[:k], self.scores[:k], self.cost, self.trace, self.exact, self.answerable)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -113,6 +113,8 @@ def hits_to_json(query_id: str, hits: Hits, trace: bool = True) -> dict[str, Any
     row: dict[str, Any] = {"query": query_id, "ids": hits.ids, "scores": hits.scores, "cost": _cost(hits.cost)}
     if hits.exact is not None:
         row["exact"] = hits.exact
+    if hits.answerable is not None:
+        row["answerable"] = hits.answerable
     if trace and hits.trace:
         row["trace"] = [{**asdict(step), "cost": _cost(step.cost)} for step in hits.trace]
     return row
@@ -135,7 +137,7 @@ def hits_from_json(row: dict[str, Any]) -> tuple[str, Hits]:
         )
         for step in row.get("trace", ())
     )
-    hits = Hits(tuple(row["ids"]), tuple(row["scores"]), Cost(**row["cost"]), steps, row.get("exact"))
+    hits = Hits(tuple(row["ids"]), tuple(row["scores"]), Cost(**row["cost"]), steps, row.get("exact"), row.get("answerable"))
     if not isinstance(row["query"], str):
         raise TypeError(f"query {row['query']!r} is no text")
     return row["query"], hits

@@ -5,7 +5,7 @@ Shapes: C candidates of a slate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -50,12 +50,13 @@ class Slate:
 class SlateScores:
     """Answers for one slate: `values_C` in the order of its candidates, float64.
 
-    `notes` names every candidate whose text was cut to fit; `cost` is this slate's share.
+    `none` is the probability that no candidate is right, where a choice was asked with that option. `notes` names every candidate whose text was cut to fit; `cost` is this slate's share.
     """
 
     values_C: np.ndarray
     notes: tuple[str, ...] = ()
     cost: Cost = Cost()
+    none: float | None = None
 
 
 class DecisionScorer(Protocol):
@@ -79,6 +80,46 @@ class DecisionScorer(Protocol):
         """P(yes) of each candidate, normalised over yes and no only; candidates are independent questions."""
         ...
 
-    def choose(self, slates: Sequence[Slate]) -> list[SlateScores]:
-        """One multiple-choice question a slate: probabilities that sum to 1 over its candidates."""
+    def choose(self, slates: Sequence[Slate], *, none: bool = False) -> list[SlateScores]:
+        """One multiple-choice question a slate: probabilities that sum to 1 over its candidates.
+
+        With `none` one more option says that no candidate is right: `SlateScores.none`, and the candidates'
+        probabilities sum to 1 less that.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One turn for a language model: instructions of ours, and the user's words, which are data."""
+
+    system: str
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a language model wrote, and what it cost. `truncated`: it was stopped by the limit of tokens."""
+
+    text: str
+    cost: Cost = Cost()
+    truncated: bool = False
+
+
+class LanguageModel(Protocol):
+    """Writes text, and says how probable fixed labels are: a local model, or any server."""
+
+    @property
+    def description(self) -> str:
+        """Changes with everything that an answer depends on (model, revision, sampling), so that caches compare it."""
+        ...
+
+    def generate(
+        self, prompts: Sequence[Prompt], *, max_tokens: int, schema: Mapping[str, object] | None = None
+    ) -> list[Completion]:
+        """One completion a prompt, in their order. `schema`: a JSON schema that the text should obey where possible."""
+        ...
+
+    def label_logprobs(self, prompts: Sequence[Prompt], labels: Sequence[str]) -> np.ndarray:
+        """Log-probability of each label as the beginning of the answer, unnormalised, shape (prompts, labels)."""
         ...
