@@ -219,6 +219,20 @@ class Corpus:
         """Whether the row has no children."""
         return len(self.children(row)) == 0
 
+    def open_rows(self, rows: Ints) -> tuple[Ints, Ints]:
+        """All children of `rows`, one after the other, and how many each has (0: a leaf); at the speed of NumPy.
+
+        Raises:
+            IndexError: a row outside the corpus.
+        """
+        first = self._structure.first_child
+        if len(rows) and not 0 <= rows.min() <= rows.max() < self._len:
+            raise IndexError(f"rows {rows.min()} to {rows.max()} are not all in this corpus of {self._len} nodes")
+        starts = first[rows]
+        counts = np.where(rows + 1 < self._len, first[np.minimum(rows + 1, self._len - 1)], self._len) - starts
+        places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(starts, counts) + places, counts
+
     def path(self, row: int) -> tuple[int, ...]:
         """The rows from the root level down to `row`."""
         self._check(row)

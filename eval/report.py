@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from ..data_prep.hits import Cost
+from .ledger import LedgerRow
 from .metrics import Evaluation, describe_conventions
+from .significance import paired
 from .trace_view import visible
 
 
@@ -19,12 +21,14 @@ class SystemResult:
     """What one system scored on one suite, and what it cost.
 
     searched: queries that were asked; `cost` is their sum (and the largest concurrency).
+    ledger: the cost of each level, and what survived it.
     """
 
     name: str
     evaluation: Evaluation
     cost: Cost
     searched: int
+    ledger: tuple[LedgerRow, ...] = ()
 
     @property
     def seconds_per_query(self) -> float:
@@ -54,6 +58,7 @@ class SystemResult:
             "reused_tokens_per_query": self.cost.reused_tokens / self.searched,
             "max_concurrency": self.cost.max_concurrency,
             "usd_per_query": self.cost.usd / self.searched,
+            "ledger": [{**asdict(row), "survival": row.survival} for row in self.ledger],
         }
 
 
@@ -93,6 +98,17 @@ def markdown_table(results: Sequence[SystemResult], *, command: str | None = Non
     if command is not None:
         lines += ["", f"`{command}`"]
     return "\n".join(lines) + "\n"
+
+
+def compare_lines(results: Sequence[SystemResult], metric: str) -> list[str]:
+    """The first system against each other one on the same queries, a line each (`significance.paired`)."""
+    first, *others = results
+    lines = []
+    for other in others:
+        ours, theirs = first.evaluation.per_query[metric], other.evaluation.per_query[metric]
+        if ours.keys() == theirs.keys():
+            lines.append(f"{metric}, {visible(first.name)} less {visible(other.name)}: {paired(ours, theirs)}")
+    return lines
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from ..data_prep.files import new_file
 from ..data_prep.hits import Cost, Hits
 from ..data_prep.task import Query, Task
 from ..models.protocols import Retriever
+from .ledger import ledger
 from .metrics import (
     Conventions,
     Evaluation,
@@ -155,10 +156,12 @@ def evaluate_suite(
         save_trace=True,
     )
     judged = task.qrels(suite.split)
-    evaluation = _evaluate(run, {query.id: judged.get(query.id, {}) for query in queries}, task.corpus, suite)
+    qrels = {query.id: judged.get(query.id, {}) for query in queries}
+    evaluation = _evaluate(run, qrels, task.corpus, suite)
     cost = functools.reduce(operator.add, (hits.cost for hits in run.values()), Cost())
     label = type(retriever).__name__ if name is None else name
-    result = SystemResult(name=label, evaluation=evaluation, cost=cost, searched=len(run))
+    levels = tuple(ledger(run, qrels, task.corpus))
+    result = SystemResult(name=label, evaluation=evaluation, cost=cost, searched=len(run), ledger=levels)
     if out is not None:
         _write(Path(out), result, suite, task, who)
     return result

@@ -113,24 +113,105 @@ class DecisionConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class NavigateConfig:
-    """Budgets of the walk.
+class PriceConfig:
+    """What a scorer costs, in USD: a million tokens of each kind, and a request. All 0 for a model of one's own."""
 
-    keep: how many candidates stay at each level, the last number repeating for deeper levels; more
-        keeps the gold path more often and costs proportionally more candidates at the next level.
-    choose: how many of the best leaves go to the final multiple-choice request (0: none).
-    path_weight: a candidate is ranked by its log-odds of yes plus this much of the sum of those above it; 0 forgets,
-        as published, how sure the walk was of the page. It costs nothing.
-    """
-
-    keep: list[int] = field(default_factory=lambda: [10])
-    choose: int = 5
-    path_weight: float = 0.0
+    prompt: float = 0.0
+    reused: float = 0.0
+    generated: float = 0.0
+    request: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("prompt", "reused", "generated", "request"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"navigate.price.{name}={getattr(self, name)} must be a number of 0 or more")
+
+
+@dataclass(kw_only=True, slots=True)
+class NavigateConfig:
+    """How a corpus is walked, and what that may cost.
+
+    search: `levels` goes down level by level, what is dropped is lost; `best_first` then takes up again what was
+        dropped, the likeliest path first, until a limit (`max_*`) is reached: finds more, and costs what you allow.
+    budget: which candidates stay at a level: `count` (`keep`), `share` (`share`), `threshold` (`threshold`), or
+        `calibrated` (`calibration`, which keeps the right path with a promised probability).
+    keep: how many candidates stay at each level, the last number repeating for deeper levels; more
+        keeps the gold path more often and costs proportionally more candidates at the next level.
+    share: which share of a level's candidates stays, 0 to 1, rounded up; the last repeats. Trades as `keep`.
+    threshold: the least P(yes) that stays, at least one candidate; the last repeats. Lower trades as a larger `keep`.
+    calibration: the file that `retrail calibrate` wrote.
+    scoring: `shared` judges a level's candidates side by side in as few slates as hold them; `page_by_page` shows the
+        children of each node alone, `pointwise` each candidate alone: controls that compare less.
+    slate_size, slate_tokens: slates smaller than the scorer's own limits (null: those). Fewer rivals compare worse;
+        more slates run together.
+    anchors: so many of a split level's candidates stand in each of its slates, and what a slate adds to them is taken
+        off all its answers; costs their tokens again in every slate (0: none).
+    slate_temperature: [a, b] of T(n) = exp(a + b ln n), by which the log-odds of a slate of n candidates are divided
+        (null: not at all).
+    start_level: the level that is judged first; above 0, all of it (flat titles: dear, but no group can be lost).
+    join_depth: how many of another retriever's best join the last level, where one is given; costs so many candidates.
+    choose: how many of the best leaves go to the final multiple-choice request (0: none).
+    choose_orders: in how many orders the options of that request are shown and averaged; costs so many requests.
+    answerable: ask in that request also whether none of them answers; `Hits.answerable`.
+    path_weight: a candidate is ranked by its log-odds of yes plus this much of the sum of those above it; 0 forgets,
+        as published, how sure the walk was of the page. It costs nothing.
+    expand: how many dropped nodes a round of `best_first` opens; more fills slates better and wastes more.
+    max_tokens, max_requests, max_seconds: limits of a query (null: none), looked at between steps: the descent then
+        goes on with the best node alone, lest nothing be found, and no further round begins.
+    price: what the scorer costs, for the ledger.
+    """
+
+    search: str = "levels"
+    budget: str = "count"
+    keep: list[int] = field(default_factory=lambda: [10])
+    share: list[float] = field(default_factory=lambda: [0.15])
+    threshold: list[float] = field(default_factory=lambda: [0.5])
+    calibration: str | None = None
+    scoring: str = "shared"
+    slate_size: int | None = None
+    slate_tokens: int | None = None
+    anchors: int = 0
+    slate_temperature: list[float] | None = None
+    start_level: int = 0
+    join_depth: int = 20
+    choose: int = 5
+    choose_orders: int = 1
+    answerable: bool = False
+    path_weight: float = 0.0
+    expand: int = 8
+    max_tokens: int | None = None
+    max_requests: int | None = None
+    max_seconds: float | None = None
+    price: PriceConfig = field(default_factory=PriceConfig)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.price, dict):  # as an export stores it
+            self.price = PriceConfig(**self.price)
+        check_choice("navigate.search", self.search, ("levels", "best_first"))
+        check_choice("navigate.budget", self.budget, ("count", "share", "threshold", "calibrated"))
+        check_choice("navigate.scoring", self.scoring, ("shared", "page_by_page", "pointwise"))
         if not self.keep or any(k < 1 for k in self.keep):
             raise ValueError(f"navigate.keep={self.keep} must list at least one number, each 1 or more")
+        for key in ("share", "threshold"):
+            values = getattr(self, key)
+            if not values or not all(0.0 <= value <= 1.0 for value in values):
+                raise ValueError(f"navigate.{key}={values} must list at least one number, each between 0 and 1")
+        if (self.budget == "calibrated") != (self.calibration is not None):
+            raise ValueError(
+                f"navigate.budget={self.budget} with navigate.calibration={self.calibration}: a calibrated budget takes "
+                "the file that `retrail calibrate` wrote, and no other budget takes one"
+            )
         if not 0 <= self.choose <= 255:
             raise ValueError(f"navigate.choose={self.choose} must be between 0 and 255")
+        for key in ("anchors", "start_level", "join_depth"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"navigate.{key}={getattr(self, key)} must be 0 or more")
+        if self.slate_temperature is not None and len(self.slate_temperature) != 2:
+            raise ValueError(f"navigate.slate_temperature={self.slate_temperature} must be two numbers, [a, b]")
         if not 0 <= self.path_weight < float("inf"):
             raise ValueError(f"navigate.path_weight={self.path_weight} must be a number of 0 or more")
+        limits = ("max_tokens", "max_requests", "max_seconds")
+        for key in ("slate_size", "slate_tokens", "choose_orders", "expand", *limits):
+            check_positive(f"navigate.{key}", getattr(self, key))
+        if self.search == "best_first" and all(getattr(self, key) is None for key in limits):
+            raise ValueError(f"navigate.search=best_first reads the whole corpus without a limit; set one of {limits}")

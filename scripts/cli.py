@@ -25,6 +25,8 @@ COMMANDS = {
     "sweep": "train once for every point of a grid",
     "export": "turn a run into a Hugging Face checkpoint",
     "eval": "measure a retriever, with controls",
+    "curve": "how much of the first level a walk must keep, with a picture",
+    "pools": "judge fixed pools with fewer or more rivals a request",
     "search": "answer one query and show the walk",
 }
 

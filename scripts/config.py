@@ -5,10 +5,19 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
-from ..models.config import AdapterConfig, DecisionConfig, ModelConfig, NavigateConfig, check_choice, check_positive
+from ..models.config import (
+    AdapterConfig,
+    DecisionConfig,
+    ModelConfig,
+    NavigateConfig,
+    PriceConfig,
+    check_choice,
+    check_positive,
+)
 from ..train.config import DecisionObjectiveConfig, LoopConfig, OptimConfig, RuntimeConfig, TrackerConfig
 
 REQUIRED = "???"
@@ -91,7 +100,17 @@ class TrainRun(Command):
         self.objective.check_fits(self.decision)
 
 
-BASELINES = ("bm25", "dense", "rerank", "untrained")
+BASELINES = (
+    "bm25",
+    "dense",
+    "rerank",
+    "untrained",
+    "flat",
+    "page_by_page",
+    "pointwise",
+    "hybrid_bm25",
+    "hybrid_dense",
+)
 READER_OPTIONS = {
     "pydocs": (),
     "multidoc2dial": ("documents", "dialogues", "split_by", "segmentation", "words", "domain_level", "skip_missing"),
@@ -189,22 +208,48 @@ class ExportRun(Command):
 
 @dataclass(kw_only=True, slots=True)
 class SearchBudget:
-    """Budgets of the walk that differ from those stored with the retriever (null: as stored).
+    """Settings of the walk that differ from those stored with the retriever (null: as stored).
 
-    keep: how many candidates stay at each level; more keeps the answer more often and costs more requests.
-    choose: how many of the best go to the final multiple-choice request (0: none).
-    path_weight: how much the log-odds above a candidate count beside its own (0: not at all).
+    join: another retriever whose best join the last level: `bm25`, `dense` or an exported folder.
     """
 
+    search: str | None = None
+    budget: str | None = None
     keep: list[int] | None = None
+    share: list[float] | None = None
+    threshold: list[float] | None = None
+    calibration: str | None = None
+    scoring: str | None = None
+    slate_size: int | None = None
+    slate_tokens: int | None = None
+    anchors: int | None = None
+    slate_temperature: list[float] | None = None
+    start_level: int | None = None
+    join: str | None = None
+    join_depth: int | None = None
     choose: int | None = None
+    choose_orders: int | None = None
+    answerable: bool | None = None
     path_weight: float | None = None
+    expand: int | None = None
+    max_tokens: int | None = None
+    max_requests: int | None = None
+    max_seconds: float | None = None
+    price: PriceConfig = field(default_factory=PriceConfig)
 
     def over(self, stored: NavigateConfig) -> NavigateConfig:
         """`stored`, with every value that is set here instead of its own."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
-        changed = replace(stored, **own)
-        return replace(changed, keep=list(changed.keep))
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("join", "price")}
+        own = {name: value for name, value in own.items() if value is not None}
+        if self.price != PriceConfig():
+            own["price"] = self.price
+        if own.get("budget", "calibrated") != "calibrated":
+            own["calibration"] = None
+        return deepcopy(replace(stored, **own))
+
+
+# Each setting means here what it means in the configuration that it changes.
+SearchBudget.__doc__ = f"{SearchBudget.__doc__}{(NavigateConfig.__doc__ or '').partition('.')[2]}"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -238,7 +283,9 @@ class EvalRun(Command):
     k: how deep the rankings go (null: the suite's); must reach as deep as the measures do.
     limit: only a fixed sample of so many queries (null: all).
     baselines: controls in the same table: `bm25`, `dense` (MiniLM), `rerank` (the same model over the first 100 of
-        BM25), `untrained` (the walk of the same model before training).
+        BM25), `untrained` (the walk of the same model before training), `flat` (all pages are judged, without levels
+        above), `page_by_page` and `pointwise` (see `navigate.scoring`), `hybrid_bm25` and `hybrid_dense` (the first 20
+        of those join the last level).
     out: folder of runs and tables (null: `eval/SUITE` in the retriever's folder).
     """
 
@@ -261,6 +308,77 @@ class EvalRun(Command):
         check_choice("device", self.device, ("auto", "cpu", "cuda"))
         for name in self.baselines:
             check_choice("baselines", name, BASELINES)
+
+
+@dataclass(kw_only=True, slots=True)
+class CurveRun(Command):
+    """Measure a walk with less and less of the first level kept, beside a walk that loses nothing above the pages.
+
+    retriever: an exported folder.
+    shares: which shares of the first level stay, 0 to 1.
+    metric: the measure of the picture.
+    split: which queries (null: the suite's).
+    limit: only a fixed sample of so many queries (null: all).
+    out: folder of the table and the picture (null: `curve` in the retriever's folder).
+    """
+
+    command: ClassVar[str] = "curve"
+
+    retriever: str = required("export/d0")
+    data: EvalData = field(default_factory=EvalData)
+    suite: SuiteConfig = field(default_factory=SuiteConfig)
+    navigate: SearchBudget = field(default_factory=SearchBudget)
+    shares: list[float] = field(default_factory=lambda: [0.01, 0.05, 0.15, 0.5, 1.0])
+    metric: str = "Recall@10"
+    split: str | None = None
+    limit: int | None = None
+    out: str | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_positive("limit", self.limit)
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        if not self.shares or not all(0.0 < share <= 1.0 for share in self.shares):
+            raise ValueError(f"shares={self.shares} must list at least one number above 0 and at most 1")
+
+
+@dataclass(kw_only=True, slots=True)
+class PoolsRun(Command):
+    """Judge fixed pools of candidates with fewer or more of them side by side: do rivals help to compare?
+
+    retriever: an exported folder.
+    split: which queries.
+    depth: candidates of a pool: the gold nodes and the best of `negatives` in turn.
+    negatives: where wrong candidates come from: `bm25`, `dense` (MiniLM), `splade`.
+    sizes: how many candidates stand in one request.
+    metrics: measures; the first is compared query by query.
+    limit: only a fixed sample of so many queries (null: all).
+    out: folder of the table (null: `pools` in the retriever's folder).
+    """
+
+    command: ClassVar[str] = "pools"
+
+    retriever: str = required("export/d0")
+    data: EvalData = field(default_factory=EvalData)
+    split: str = "dev"
+    depth: int = 200
+    negatives: list[str] = field(default_factory=lambda: ["bm25", "splade", "dense"])
+    sizes: list[int] = field(default_factory=lambda: [1, 10, 50, 200])
+    metrics: list[str] = field(default_factory=lambda: ["Hit@1", "Hit@5", "MRR"])
+    limit: int | None = None
+    out: str | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_positive("limit", self.limit)
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        for name in self.negatives:
+            check_choice("negatives", name, ("bm25", "dense", "splade"))
+        if self.depth < 2 or not self.sizes or min(self.sizes) < 1 or not self.metrics or not self.negatives:
+            raise ValueError(
+                f"depth={self.depth} must be 2 or more, and sizes={self.sizes} (each 1 or more), metrics={self.metrics} "
+                f"and negatives={self.negatives} must each name at least one"
+            )
 
 
 @dataclass(kw_only=True, slots=True)

@@ -16,7 +16,8 @@ def run(run: EvalRun) -> int:
     from rich.console import Console
 
     from ..data_prep.task import Task
-    from ..eval.report import compare_table, markdown_table
+    from ..eval.ledger import ledger_table, latency_line
+    from ..eval.report import compare_lines, compare_table, markdown_table
     from ..eval.suites import evaluate_suite, get_suite
     from ..models.decision.navigate import Navigator
     from ..train.files import write_text
@@ -44,6 +45,12 @@ def run(run: EvalRun) -> int:
     # A pipe has no width of its own, and a table cut at 80 columns says nothing.
     console = Console() if sys.stdout.isatty() else Console(width=max(160, Console().width))
     console.print(compare_table(results, title=f"{task.name}, split {suite.split}"))
+    for result in results:
+        if result.ledger:
+            console.print(ledger_table(list(result.ledger), title=f"{result.name}: what each level cost a query"))
+            console.print(latency_line(task.corpus, result.cost, result.searched), highlight=False)
+    for line in compare_lines(results, suite.headline):
+        console.print(line, highlight=False)
     write_text(out / "table.md", markdown_table(results) + "\n")
     print(f"runs, traces and numbers: {out}")
     return 0

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .config import SearchBudget
 
 if TYPE_CHECKING:
     from ..data_prep.corpus import Corpus
+    from ..models.config import NavigateConfig
     from ..models.decision.navigate import Navigator
     from ..models.protocols import Retriever
 
@@ -24,11 +27,16 @@ def open_retriever(name: str, corpus: Corpus, budget: SearchBudget, device: str)
     from ..models.decision.navigate import Navigator
     from ..models.load import RETRIEVAL, load_scorer, read_export
 
-    export = read_export(name)
-    config = budget.over(export.navigate)
-    navigator = Navigator(load_scorer(name, device=device), corpus, config)
-    budgets = f"keep={config.keep} choose={config.choose} path_weight={config.path_weight}"
-    return navigator, f"navigation {budgets} {file_hash(Path(name) / RETRIEVAL)}"
+    config = budget.over(read_export(name).navigate)
+    join, joined = open_retriever(budget.join, corpus, SearchBudget(), device) if budget.join else (None, "")
+    navigator = Navigator(load_scorer(name, device=device), corpus, config, join=join)
+    what = f"navigation {settings_text(config)} {file_hash(Path(name) / RETRIEVAL)}"
+    return navigator, f"{what} joined by {joined}" if joined else what
+
+
+def settings_text(config: NavigateConfig) -> str:
+    """The settings that matter for what is found, as one line that is equal for equal ones."""
+    return json.dumps({key: value for key, value in asdict(config).items() if key != "price"}, sort_keys=True)
 
 
 def controls(
@@ -37,32 +45,61 @@ def controls(
     """(title, retriever, description) of each control.
 
     `rerank` reads BM25's first 100 with the navigator's scorer; `untrained` walks as the navigator does, with the base
-    model of its exported `folder`. Both need a navigator, which `model` describes.
+    model of its exported `folder`; the others walk with one setting changed. All these need a navigator, which `model`
+    describes.
 
     Raises:
         ValueError: one of these without a navigator.
     """
-    from ..models.bm25 import BM25
-
-    bm25 = BM25.from_corpus(corpus) if {"bm25", "rerank"} & set(names) else None
+    first: dict[str, Retriever] = {}
     for name in names:
-        if name == "bm25":
-            assert bm25 is not None
-            yield "BM25", bm25, bm25.description
-        elif name == "dense":
-            from ..eval.dense import DenseRetriever
-
-            dense = DenseRetriever.from_corpus(corpus)
-            yield "MiniLM", dense, dense.description
+        if name in ("bm25", "dense"):
+            retriever = _first(name, corpus, first)
+            yield "BM25" if name == "bm25" else "MiniLM", retriever, retriever.description  # type: ignore[attr-defined]
         elif navigator is None:
             raise ValueError(f"baselines=[{name}] needs a decision model: retriever=EXPORTED_FOLDER")
         elif name == "untrained":
             yield "navigation, untrained", _untrained(folder, navigator), f"untrained {model}"
-        else:
+        elif name == "rerank":
             from ..models.decision.rerank import Reranker
 
-            assert bm25 is not None
+            bm25 = _first("bm25", corpus, first)
             yield "rerank BM25's 100", Reranker(navigator.scorer, corpus, bm25, depth=100), f"rerank 100 {model}"
+        elif name.startswith("hybrid_"):
+            other = _first(name.removeprefix("hybrid_"), corpus, first)
+            yield f"navigation, {name.replace('_', ' with ')}", _changed(navigator, join=other), f"{name} {model}"
+        else:
+            yield f"navigation, {name.replace('_', ' ')}", _changed(navigator, **VARIANTS[name](corpus)), f"{name} {model}"
+
+
+# Controls that walk with one setting changed. Flat: every parent of leaves is judged, nothing above.
+VARIANTS: Mapping[str, Callable[[Corpus], dict[str, Any]]] = {
+    "flat": lambda corpus: {"start_level": max(0, corpus.num_levels - 2)},
+    "page_by_page": lambda corpus: {"scoring": "page_by_page"},
+    "pointwise": lambda corpus: {"scoring": "pointwise"},
+}
+
+
+def _first(name: str, corpus: Corpus, opened: dict[str, Retriever]) -> Retriever:
+    """BM25 or MiniLM over the corpus, opened once."""
+    if name not in opened:
+        if name == "bm25":
+            from ..models.bm25 import BM25
+
+            opened[name] = BM25.from_corpus(corpus)
+        else:
+            from ..eval.dense import DenseRetriever
+
+            opened[name] = DenseRetriever.from_corpus(corpus)
+    return opened[name]
+
+
+def _changed(navigator: Navigator, *, join: Retriever | None = None, **changes: Any) -> Navigator:
+    """The same walk with other settings."""
+    from ..models.decision.navigate import Navigator
+
+    config = replace(navigator.config, **changes)
+    return Navigator(navigator.scorer, navigator.corpus, config, join=join or navigator.join)
 
 
 def _untrained(folder: str, navigator: Navigator) -> Navigator:
@@ -76,7 +113,7 @@ def _untrained(folder: str, navigator: Navigator) -> Navigator:
     model, decision = ModelConfig(**manifest["training"]["model"]), DecisionConfig(**manifest["contract"]["decision"])
     scorer: LocalScorer = navigator.scorer  # type: ignore[assignment]
     network, layout = build_decision(model, decision, scorer.model.device)
-    return Navigator(LocalScorer(network, layout), navigator.corpus, navigator.config)
+    return Navigator(LocalScorer(network, layout), navigator.corpus, navigator.config, join=navigator.join)
 
 
 def file_hash(path: Path) -> str:

@@ -1,46 +1,47 @@
 """Retrieval without a retriever: a decision model walks the corpus tree from its root level to the leaves.
 
 At each level all candidates are judged together, the best stay and are opened, until only leaves are left; the best
-leaves then meet in one multiple-choice request (DecisionRAG).
+leaves then meet in one multiple-choice request (DecisionRAG). Beyond the paper, a search may come back to what it
+dropped (`best_first.py`), and another retriever's best may join the last level.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import reduce
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...data_prep.corpus import Corpus
+from ...data_prep.corpus_build import Ints
 from ...data_prep.hits import Cost, Hits, Step
-from ..config import NavigateConfig
-from ..protocols import DecisionScorer
+from ..config import NavigateConfig, PriceConfig
+from ..protocols import DecisionScorer, Retriever
+from .best_first import come_back, has_reached_a_limit, what_is_left
+from .budget import Budget, make_budget
 from .choose import FinalOrder, choose_best
-from .slates import Pool, PoolScores, check_queries, node_candidate, ranked, score_pools
+from .slates import Cut, PoolScores, SeenNodes, check_queries, ranked, score_pools
+from .walk import Floats, Nodes, Walk, joined, log_odds, log_sigmoid, opened
 
 Watch = Callable[[str, Step], None]
 
-# Probabilities nearer to 0 and 1 count as this: the odds of one certain level must not drown all others.
-_LEAST = 1e-9
+# In sums along a path, probabilities nearer to 0 and 1 count as this: one certain level must not drown all others.
+_LEAST_IN_SUMS = 1e-9
 
 
-@dataclass(slots=True)
-class _Walk:
-    """One query on its way down: the rows to judge next, and what was done so far."""
+@dataclass(frozen=True, slots=True)
+class LevelScores:
+    """What a walk judged at one level, before any of it was dropped: `log_odds_C` rank the nodes `rows`."""
 
-    query: str
-    rows: list[int]
-    above: list[float]  # sum of the log-odds of what is above each row
-    steps: list[Step] = field(default_factory=list)
-    passed_by: list[tuple[float, int]] = field(default_factory=list)  # leaves dropped above the last level
-    last_values_C: np.ndarray | None = None  # value of `rows` (see `Navigator.search`) once they are all leaves
+    rows: tuple[int, ...]
+    log_odds_C: np.ndarray
+    cost: Cost
 
 
 class Navigator:
     """Walks one corpus with one scorer; a `Retriever`.
 
-    Trade-off: `config.keep` buys recall with candidates of the next level (see `NavigateConfig`).
+    Trade-off: the budget of `config` buys recall with candidates of the next level (see `NavigateConfig`).
     """
 
     def __init__(
@@ -49,12 +50,31 @@ class Navigator:
         corpus: Corpus,
         config: NavigateConfig | None = None,
         *,
+        join: Retriever | None = None,
+        budget: Budget | None = None,
         queries_at_once: int = 32,
     ) -> None:
-        """`queries_at_once`: queries whose slates travel together; more fills a GPU better and costs memory."""
+        """Ready to search; nothing is read yet.
+
+        join: a retriever of leaves, whose best `config.join_depth` are judged beside the last level.
+        budget: instead of what `config` says.
+        queries_at_once: queries whose slates travel together; more fills a GPU better and costs memory.
+
+        Raises:
+            ValueError: `config` asks for larger slates than the scorer takes, or starts below the corpus.
+        """
         self.scorer, self.corpus = scorer, corpus
         self.config = config or NavigateConfig()
+        self.join = join
+        self.budget = budget or make_budget(self.config)
         self.queries_at_once = queries_at_once
+        if self.config.start_level >= corpus.num_levels:
+            raise ValueError(
+                f"navigate.start_level={self.config.start_level}: this corpus has the levels 0 to "
+                f"{corpus.num_levels - 1}"
+            )
+        self._cut = Cut.of(scorer, self.config)
+        self._shown = SeenNodes(corpus)
 
     def search(self, queries: Sequence[str], *, k: int = 10, watch: Watch | None = None) -> list[Hits]:
         """The best `k` leaves for each query; fewer where the walk reached fewer.
@@ -70,65 +90,149 @@ class Navigator:
         check_queries(queries, k)
         hits: list[Hits] = []
         for start in range(0, len(queries), self.queries_at_once):
-            root = list(self.corpus.children(None))
-            walks = [_Walk(q, root, [0.0] * len(root)) for q in queries[start : start + self.queries_at_once]]
-            hits += self._walk(walks, k, watch or _ignore)
+            walks = self._begin(queries[start : start + self.queries_at_once])
+            hits += self._search(walks, k, watch or _ignore)
         return hits
 
-    def _walk(self, walks: list[_Walk], k: int, watch: Watch) -> list[Hits]:
-        level = 0
-        while active := [walk for walk in walks if walk.last_values_C is None]:
-            for walk, scores in zip(active, score_pools(self.scorer, map(self._pool, active)), strict=True):
-                if all(map(self.corpus.is_leaf, walk.rows)):
-                    walk.last_values_C = self._values(walk, scores)
-                    self._note(walk, scores, ranked(walk.last_values_C)[:k], "leaves", watch)
-                else:
-                    self._descend(walk, scores, level, watch)
+    def observe(self, queries: Sequence[str], level: int) -> list[LevelScores]:
+        """What each walk judges at `level` (0: the root level) with the budget applied above it; goes no deeper.
+
+        Raises:
+            ValueError: a query is empty, or the walk begins below `level`.
+        """
+        check_queries(queries, 1)
+        if level < self.config.start_level:
+            raise ValueError(f"level {level} is above navigate.start_level={self.config.start_level}")
+        seen: list[LevelScores] = []
+        for start in range(0, len(queries), self.queries_at_once):
+            walks = self._begin(queries[start : start + self.queries_at_once])
+            for depth in range(self.config.start_level, level):
+                self._one_level([w for w in walks if w.nodes is not None], depth, 1, _ignore)
+            # A walk that reached its leaves above this level has nothing to judge here.
+            open_walks = [w for w in walks if w.nodes is not None]
+            scores = dict(zip(map(id, open_walks), self._judge(open_walks), strict=True))
+            seen += [self._level_scores(walk, scores.get(id(walk))) for walk in walks]
+        return seen
+
+    def _level_scores(self, walk: Walk, scores: PoolScores | None) -> LevelScores:
+        if scores is None or walk.nodes is None:
+            return LevelScores((), np.empty(0), Cost())
+        return LevelScores(tuple(walk.nodes.rows_C.tolist()), self._odds(walk.nodes, scores.values_C), scores.cost)
+
+    def _begin(self, queries: Sequence[str]) -> list[Walk]:
+        root = Nodes.all(self.corpus.level_rows(self.config.start_level))
+        walks = [Walk(query, root) for query in queries]
+        return self._join(walks)
+
+    def _search(self, walks: list[Walk], k: int, watch: Watch) -> list[Hits]:
+        level = self.config.start_level
+        while active := [walk for walk in walks if walk.nodes is not None]:
+            self._one_level(active, level, k, watch)
             level += 1
-        values = [walk.last_values_C for walk in walks if walk.last_values_C is not None]
-        orders = choose_best(self.scorer, [self._pool(walk) for walk in walks], values, self.config.choose)
+        if self.config.search == "best_first":
+            come_back(self, walks, watch)
+        pools = [self._shown.pool(walk.query, walk.leaves) for walk in walks]
+        orders = choose_best(self.scorer, pools, [walk.value_L for walk in walks], self.config.choose)
         return [self._hits(walk, final, k, watch) for walk, final in zip(walks, orders, strict=True)]
 
-    def _pool(self, walk: _Walk) -> Pool:
-        return Pool(walk.query, tuple(node_candidate(self.corpus, row) for row in walk.rows))
+    def _one_level(self, walks: list[Walk], level: int, k: int, watch: Watch) -> None:
+        """Judge what each walk has before it, and open what stays."""
+        for walk, scores in zip(walks, self._judge(walks), strict=True):
+            assert walk.nodes is not None
+            walk.judged.append((walk.nodes.rows_C, log_odds(scores.values_C, _LEAST_IN_SUMS)))
+            value_C = self.value(walk.nodes, scores.values_C)
+            if not self.corpus.open_rows(walk.nodes.rows_C)[1].any():
+                self.note(walk, walk.nodes.rows_C, scores, ranked(value_C)[:k], "leaves", watch)
+                walk.found(self.corpus, walk.nodes.rows_C, value_C)
+                walk.nodes = None
+            else:
+                self._descend(walk, scores, level, watch)
+        self._join(walks)
 
-    def _values(self, walk: _Walk, scores: PoolScores) -> np.ndarray:
-        weight = self.config.path_weight
-        if weight == 0:
-            return scores.values_C
-        return 1 / (1 + np.exp(-(_logit(scores.values_C) + weight * np.array(walk.above))))
+    def _judge(self, walks: Sequence[Walk]) -> list[PoolScores]:
+        return self.judge([(walk.query, walk.nodes.rows_C) for walk in walks if walk.nodes is not None])
 
-    def _descend(self, walk: _Walk, scores: PoolScores, level: int, watch: Watch) -> None:
-        keep = self.config.keep[min(level, len(self.config.keep) - 1)]
-        values_C = self._values(walk, scores)
-        best = ranked(values_C)[:keep]
-        self._note(walk, scores, best, f"level {level + 1}", watch)
-        kept = set(best.tolist())
-        dropped = [
-            (float(values_C[i]), row) for i, row in enumerate(walk.rows) if i not in kept and self.corpus.is_leaf(row)
-        ]
-        walk.passed_by = [(value - 1.0, row) for value, row in walk.passed_by + dropped]
+    def judge(self, asked: Sequence[tuple[str, Ints]]) -> list[PoolScores]:
+        """P(yes) of the nodes that each query is asked about."""
+        pools = [self._shown.pool(query, rows) for query, rows in asked]
+        return [self._priced(scores) for scores in score_pools(self.scorer, pools, self._cut)]
+
+    def _priced(self, scores: PoolScores) -> PoolScores:
+        return replace(scores, cost=priced(scores.cost, self.config.price))
+
+    def value(self, nodes: Nodes, p_C: Floats) -> Floats:
+        """What ranks nodes, between 0 and 1: see `search`."""
+        if self.config.path_weight == 0:
+            return p_C
+        return np.exp(log_sigmoid(self._odds(nodes, p_C)))  # type: ignore[no-any-return]
+
+    def _odds(self, nodes: Nodes, p_C: Floats) -> Floats:
+        """Log-odds of `value`."""
+        if self.config.path_weight == 0:
+            return log_odds(p_C)
+        return log_odds(p_C, _LEAST_IN_SUMS) + self.config.path_weight * nodes.above_C  # type: ignore[no-any-return]
+
+    def _descend(self, walk: Walk, scores: PoolScores, level: int, watch: Watch) -> None:
+        assert walk.nodes is not None
+        nodes, value_C = walk.nodes, self.value(walk.nodes, scores.values_C)
+        best = self.budget.keep(level, self._odds(nodes, scores.values_C))
+        if limit := has_reached_a_limit(self.config, walk, scores.cost):
+            best = best[:1]
+            scores = replace(scores, notes=(*scores.notes, f"{limit}: the descent goes on with the best node alone"))
+        self.note(walk, nodes.rows_C, scores, best, f"level {level + 1}", watch)
+        gone = np.setdiff1d(np.arange(len(nodes)), best)
+        leaf = self.corpus.open_rows(nodes.rows_C[gone])[1] == 0
+        lost = [(float(value_C[i]), int(nodes.rows_C[i])) for i in gone[leaf]]
+        walk.passed_by = [(value - 1.0, row) for value, row in walk.passed_by + lost]
+        odds_C, log_p_C = self.own(scores.values_C)
+        if self.config.search == "best_first":
+            inner = gone[~leaf]
+            kept = nodes.at(inner)
+            walk.dropped = walk.dropped.and_these(
+                Nodes(kept.rows_C, kept.above_C + odds_C[inner], kept.chain_C + log_p_C[inner])
+            )
         # Opened in reading order. A leaf that stays is judged again beside the deeper ones, so that the last level
         # compares all that is left.
-        odds_C = _logit(scores.values_C)
-        opened: list[tuple[int, float]] = []
-        for i in sorted(kept):
-            below = self.corpus.children(walk.rows[i])
-            above = walk.above[i] + float(odds_C[i])
-            opened += [(row, above) for row in below] if below else [(walk.rows[i], walk.above[i])]
-        walk.rows, walk.above = [row for row, _ in opened], [above for _, above in opened]
+        stay = np.sort(best)
+        walk.nodes = opened(self.corpus, nodes.at(stay), odds_C[stay], log_p_C[stay])
 
-    def _note(self, walk: _Walk, scores: PoolScores, best: np.ndarray, name: str, watch: Watch) -> None:
+    def own(self, p_C: Floats) -> tuple[Floats, Floats]:
+        """What a node adds to the sums of those below it: its log-odds, and its log P(yes)."""
+        odds_C = log_odds(p_C, _LEAST_IN_SUMS)
+        return odds_C, log_sigmoid(odds_C)
+
+    def _join(self, walks: list[Walk]) -> list[Walk]:
+        """Let the other retriever's best join the walks that have only leaves before them."""
+        if self.join is None or self.config.join_depth == 0:
+            return walks
+        last = [w for w in walks if w.nodes is not None and not self.corpus.open_rows(w.nodes.rows_C)[1].any()]
+        if not last:
+            return walks
+        for walk, hits in zip(last, self.join.search([w.query for w in last], k=self.config.join_depth), strict=True):
+            assert walk.nodes is not None
+            rows = [self.corpus.row(node) for node in hits.ids]
+            above = [walk.judgement_above(self.corpus, row) for row in rows]
+            odds, chain = (np.array(part, dtype=float) for part in zip(*above, strict=True)) if rows else ([], [])
+            more = Nodes(np.array(rows, dtype=np.int64), np.array(odds), np.array(chain))
+            before = len(walk.nodes)
+            walk.nodes = joined(self.corpus, walk.nodes, more)
+            note = f"{len(walk.nodes) - before} of the other retriever's best {len(rows)} are new"
+            ids = tuple(hits.ids)
+            walk.steps.append(Step(name="join", ids=ids, scores=hits.scores, kept=ids, notes=(note,), cost=hits.cost))
+        return walks
+
+    def note(self, walk: Walk, rows: Ints, scores: PoolScores, best: np.ndarray, name: str, watch: Watch) -> None:
+        """Write a step into the walk's trace."""
         notes = scores.notes
         if scores.values_C.max() < 0.5:
             notes = (*notes, f"no candidate is more likely yes than no; the best {len(best)} are kept all the same")
         if self.config.path_weight:
             notes = (*notes, f"ranked by the log-odds along the path (path_weight={self.config.path_weight:g})")
-        ids = tuple(self.corpus.id(row) for row in walk.rows)
+        ids = tuple(self.corpus.id(row) for row in rows.tolist())
         step = Step(
             name=name,
             ids=ids,
-            scores=tuple(map(float, scores.values_C)),
+            scores=tuple(scores.values_C.tolist()),
             kept=tuple(ids[i] for i in best),
             notes=notes,
             cost=scores.cost,
@@ -136,21 +240,29 @@ class Navigator:
         walk.steps.append(step)
         watch(walk.query, step)
 
-    def _hits(self, walk: _Walk, final: FinalOrder, k: int, watch: Watch) -> Hits:
-        if final.step is not None:
-            walk.steps.append(final.step)
-            watch(walk.query, final.step)
-        found = [(walk.rows[i], score) for i, score in final.order]
+    def _hits(self, walk: Walk, final: FinalOrder, k: int, watch: Watch) -> Hits:
+        last = [] if final.step is None else [replace(final.step, cost=priced(final.step.cost, self.config.price))]
+        if self.config.search == "best_first":
+            last.append(what_is_left(self.config, self.corpus, walk))
+        for step in last:
+            walk.steps.append(step)
+            watch(walk.query, step)
+        found = [(int(walk.leaves[i]), score) for i, score in final.order]
         found += [(row, value) for value, row in sorted(walk.passed_by, key=lambda pair: -pair[0])]
-        cost = reduce(Cost.__add__, (step.cost for step in walk.steps), Cost())
-        ids = tuple(self.corpus.id(row) for row, _ in found[:k])
-        return Hits(ids, tuple(score for _, score in found[:k]), cost, tuple(walk.steps))
+        scores: dict[int, float] = {}
+        for row, score in found:  # a leaf that was passed by and came back counts once, where it stands first
+            scores.setdefault(row, score)
+        top = list(scores.items())[:k]
+        ids = tuple(self.corpus.id(row) for row, _ in top)
+        return Hits(ids, tuple(score for _, score in top), walk.cost, tuple(walk.steps))
+
+
+def priced(cost: Cost, price: PriceConfig) -> Cost:
+    """The cost with its price added."""
+    tokens = cost.prompt_tokens * price.prompt + cost.reused_tokens * price.reused
+    tokens += cost.generated_tokens * price.generated
+    return replace(cost, usd=cost.usd + tokens / 1e6 + cost.requests * price.request)
 
 
 def _ignore(query: str, step: Step) -> None:
     """Nobody watches."""
-
-
-def _logit(values_C: np.ndarray) -> np.ndarray:
-    safe_C = np.clip(values_C, _LEAST, 1 - _LEAST)
-    return np.log(safe_C / (1 - safe_C))  # type: ignore[no-any-return]

@@ -4,23 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
+from itertools import groupby
 
 import numpy as np
 
 from ...data_prep.corpus import Corpus
 from ...data_prep.hits import Cost
+from ..config import NavigateConfig
 from ..protocols import Candidate, DecisionScorer, Slate
 
 _SHOWN_NOTES = 3
+_REMEMBERED_NODES = 32_768
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Everything that one query must judge at one step, in reading order."""
+    """Everything that one query must judge at one step, in reading order.
+
+    `pages` says which candidates stand on one page, by any number of it (C,); only page by page scoring needs it.
+    """
 
     query: str
     candidates: tuple[Candidate, ...]
+    pages: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How pools are cut into slates: within the scorer's limits or smaller ones, and what stands side by side."""
+
+    scoring: str
+    max_candidates: int
+    max_tokens: int
+
+    @classmethod
+    def of(cls, scorer: DecisionScorer, config: NavigateConfig | None = None) -> Cut:
+        """The scorer's own limits, or those that `config` sets below them.
+
+        Raises:
+            ValueError: `config` asks for larger slates than the scorer takes.
+        """
+        limits = scorer.max_candidates, scorer.max_candidate_tokens_per_slate
+        if config is None:
+            return cls("shared", *limits)
+        asked = config.slate_size, config.slate_tokens
+        for key, wanted, limit in zip(("slate_size", "slate_tokens"), asked, limits, strict=True):
+            if wanted is not None and wanted > limit:
+                raise ValueError(f"navigate.{key}={wanted} is more than the scorer takes in one slate ({limit})")
+        size, tokens = (limit if wanted is None else wanted for wanted, limit in zip(asked, limits, strict=True))
+        return cls(config.scoring, 1 if config.scoring == "pointwise" else size, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +68,36 @@ class PoolScores:
 
 def node_candidate(corpus: Corpus, row: int) -> Candidate:
     """What a model is shown of a node; its group is the path of titles above it."""
-    above = corpus.path(row)[:-1]
-    group = " > ".join(corpus.title(r) for r in above if corpus.title(r))
+    return _candidate(corpus, row, _group(corpus, corpus.parent(row)))
+
+
+def _candidate(corpus: Corpus, row: int, group: str) -> Candidate:
     return Candidate(corpus.id(row), corpus.title(row), corpus.text(row), group, not corpus.is_leaf(row))
 
 
-def split(pool: Pool, scorer: DecisionScorer) -> list[Slate]:
-    """Slates of neighbouring candidates within the scorer's limits, as few as possible and of similar size.
+def _group(corpus: Corpus, parent: int) -> str:
+    above = () if parent < 0 else corpus.path(parent)
+    return " > ".join(corpus.title(row) for row in above if corpus.title(row))
+
+
+class SeenNodes:
+    """The candidates of a corpus; those that many queries are shown are made once, and so is each page's heading."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        group = lru_cache(maxsize=_REMEMBERED_NODES)(lambda parent: _group(corpus, parent))
+        self._corpus = corpus
+        self._make = lru_cache(maxsize=_REMEMBERED_NODES)(
+            lambda row: _candidate(corpus, row, group(corpus.parent(row)))
+        )
+
+    def pool(self, query: str, rows: np.ndarray) -> Pool:
+        """The pool of these rows."""
+        listed = rows.tolist()
+        return Pool(query, tuple(map(self._make, listed)), tuple(self._corpus.parents[rows].tolist()))
+
+
+def split(pool: Pool, scorer: DecisionScorer, cut: Cut | None = None) -> list[Slate]:
+    """Slates of neighbouring candidates within the limits, as few as possible and of similar size.
 
     Similar sizes, because a probability depends on its rivals: 52 candidates become 26 + 26, not 50 + 2.
 
@@ -50,30 +106,45 @@ def split(pool: Pool, scorer: DecisionScorer) -> list[Slate]:
     """
     if not pool.candidates:
         raise ValueError(f"nothing to judge for the query {pool.query[:60]!r}")
-    farthest = _farthest_ends([scorer.num_tokens(c) for c in pool.candidates], scorer)
+    cut = cut or Cut.of(scorer)
+    if cut.max_candidates == 1:
+        return [Slate(pool.query, (candidate,)) for candidate in pool.candidates]
+    if cut.scoring != "page_by_page":
+        parts = [pool.candidates]
+    else:
+        places = range(len(pool.candidates))
+        runs = (list(run) for _, run in groupby(places, key=pool.pages.__getitem__))
+        parts = [pool.candidates[run[0] : run[-1] + 1] for run in runs]
+    return [Slate(pool.query, part) for whole in parts for part in _evenly(whole, scorer, cut)]
+
+
+def _evenly(candidates: tuple[Candidate, ...], scorer: DecisionScorer, cut: Cut) -> list[tuple[Candidate, ...]]:
+    farthest = _farthest_ends([scorer.num_tokens(c) for c in candidates], cut)
     count = len(farthest)
+    if farthest[0] == count:
+        return [candidates]
     needed = [0] * (count + 1)  # slates that candidates[i:] need at least
     for i in reversed(range(count)):
         needed[i] = 1 + needed[farthest[i]]
-    slates: list[Slate] = []
+    parts: list[tuple[Candidate, ...]] = []
     start = 0
     for left in range(needed[0], 0, -1):
         # An even share, or less where tokens forbid it, or more where the slates that are left could not hold the rest.
         end = min(start + -(-(count - start) // left), farthest[start])
         while needed[end] > left - 1:
             end += 1
-        slates.append(Slate(pool.query, pool.candidates[start:end]))
+        parts.append(candidates[start:end])
         start = end
-    return slates
+    return parts
 
 
-def _farthest_ends(sizes: Sequence[int], scorer: DecisionScorer) -> list[int]:
+def _farthest_ends(sizes: Sequence[int], cut: Cut) -> list[int]:
     """For each candidate, where a slate that starts with it must end; at least one candidate behind it."""
     ends: list[int] = []
     end, tokens = 0, 0
     for start, size in enumerate(sizes):
-        while end < len(sizes) and end - start < scorer.max_candidates:
-            if end > start and tokens + sizes[end] > scorer.max_candidate_tokens_per_slate:
+        while end < len(sizes) and end - start < cut.max_candidates:
+            if end > start and tokens + sizes[end] > cut.max_tokens:
                 break
             tokens += sizes[end]
             end += 1
@@ -82,9 +153,10 @@ def _farthest_ends(sizes: Sequence[int], scorer: DecisionScorer) -> list[int]:
     return ends
 
 
-def score_pools(scorer: DecisionScorer, pools: Iterable[Pool]) -> list[PoolScores]:
+def score_pools(scorer: DecisionScorer, pools: Iterable[Pool], cut: Cut | None = None) -> list[PoolScores]:
     """Judge every candidate of every pool; all slates of all pools go to the scorer together."""
-    slates = [split(pool, scorer) for pool in pools]
+    cut = cut or Cut.of(scorer)
+    slates = [split(pool, scorer, cut) for pool in pools]
     answers = iter(scorer.yes([slate for group in slates for slate in group]))
     out = []
     for group in slates:

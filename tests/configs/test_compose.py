@@ -13,7 +13,7 @@ from retrail.models import config as model_config
 from retrail.scripts import config as command_config
 from retrail.scripts.cli import COMMANDS
 from retrail.scripts.compose import ConfigError, compose, to_yaml
-from retrail.scripts.config import EvalRun, ExportRun, PrepRun, SearchRun, TrainRun
+from retrail.scripts.config import CurveRun, EvalRun, ExportRun, PoolsRun, PrepRun, SearchRun, TrainRun
 from retrail.scripts.keys import CONFIGS, groups_of, schema_of, type_words
 from retrail.train import config as train_config
 
@@ -23,6 +23,8 @@ REQUIRED = {
     PrepRun: [],
     ExportRun: ["run=runs/d0", "to=export/d0"],
     EvalRun: ["retriever=bm25", "data.path=data/x"],
+    CurveRun: ["retriever=export/d0", "data.path=data/x"],
+    PoolsRun: ["retriever=export/d0", "data.path=data/x"],
     SearchRun: ["retriever=bm25", "corpus=data/x", "query=who?"],
 }
 CHOICES = [
@@ -218,6 +220,19 @@ def test_search_budget_keeps_what_is_stored():
     assert command_config.SearchBudget().over(stored) == stored
     assert command_config.SearchBudget(keep=[3]).over(stored) == model_config.NavigateConfig(keep=[3], choose=5)
     assert command_config.SearchBudget(choose=0).over(stored) == model_config.NavigateConfig(keep=[10, 4], choose=0)
+    priced = command_config.SearchBudget(price=model_config.PriceConfig(prompt=0.5)).over(stored)
+    assert priced.price.prompt == 0.5 and priced.keep is not stored.keep
+    calibrated = model_config.NavigateConfig(budget="calibrated", calibration="c.json")
+    assert command_config.SearchBudget(budget="count").over(calibrated) == model_config.NavigateConfig()
+    assert command_config.SearchBudget(choose=1).over(calibrated).calibration == "c.json"
+
+
+def test_search_budget_has_every_setting_of_a_walk():
+    own = {field.name for field in dataclasses.fields(command_config.SearchBudget)}
+    assert own - {"join"} == {field.name for field in dataclasses.fields(model_config.NavigateConfig)}
+    keys = schema_of(EvalRun).keys
+    assert "navigate.price.prompt" in keys and keys["navigate.keep"].doc.startswith("how many candidates stay")
+    assert keys["navigate.max_seconds"].doc.startswith("limits of a query")
 
 
 def test_types_in_words():

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from retrail.data_prep.hits import Cost, Hits
 from retrail.eval.metrics import Conventions, evaluate
-from retrail.eval.report import SystemResult, compare_table, markdown_table
+from retrail.eval.report import SystemResult, compare_lines, compare_table, markdown_table
 
 
 def result(name: str, ranks: list[int], metrics=("Hit@1", "MRR"), cost: Cost | None = None, **rules) -> SystemResult:
@@ -111,3 +111,10 @@ def test_notes_say_what_the_means_hide():
 def test_nothing_to_compare():
     with pytest.raises(ValueError, match="no results"):
         compare_table([])
+
+
+def test_lines_compare_the_first_with_each_other():
+    results = [result("ours", [1] * 20), result("BM25", [2] * 20), result("other", [1] * 3)]
+    [line] = compare_lines(results, "Hit@1")
+    assert line == "Hit@1, ours less BM25: +1.000 [+1.000, +1.000], p = 0.0001, 20 queries"
+    assert compare_lines(results[:1], "Hit@1") == []

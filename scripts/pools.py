@@ -1,0 +1,82 @@
+"""`retrail pools`: the same candidates, judged with fewer or more rivals in each request."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .cli import run_command
+from .config import PoolsRun
+
+if TYPE_CHECKING:
+    from ..data_prep.corpus import Corpus
+    from ..models.decision.scorer import LocalScorer
+    from ..models.protocols import Retriever
+
+
+def run(run: PoolsRun) -> int:
+    """Draw the pools, judge them with each size, print the table and the paired comparisons, write both."""
+    from rich.console import Console
+
+    from ..data_prep.hits import Cost
+    from ..data_prep.task import Task
+    from ..eval.pools import fixed_pools, judge_pools, pool_evaluation
+    from ..eval.report import SystemResult, compare_lines, compare_table, markdown_table
+    from ..eval.suites import sample_queries
+    from ..train.files import write_text
+
+    task = Task.open(run.data.path)
+    qrels, queries = task.qrels(run.split), sample_queries(task.queries(run.split), run.limit)
+    retrievers = [_negatives(name, task.corpus) for name in run.negatives]
+    pools = fixed_pools(task.corpus, queries, qrels, retrievers, run.depth)
+    scorer = _scorer(run)
+    results = []
+    for size in run.sizes:
+        hits = judge_pools(scorer, task.corpus, pools, size)
+        cost = reduce(add, (h.cost for h in hits.values()), Cost())
+        evaluation = pool_evaluation(hits, qrels, run.metrics)
+        results.append(SystemResult(name=f"{size} a request", evaluation=evaluation, cost=cost, searched=len(hits)))
+    console = Console() if sys.stdout.isatty() else Console(width=max(160, Console().width))
+    console.print(compare_table(results, title=f"{task.name}, {len(pools)} pools of {run.depth}"))
+    lines = compare_lines(list(reversed(results)), run.metrics[0])
+    for line in lines:
+        console.print(line, highlight=False)
+    out = Path(run.out) if run.out else Path(run.retriever) / "pools"
+    write_text(out / "pools.md", markdown_table(results) + "\n" + "\n".join(f"- {line}" for line in lines) + "\n")
+    print(f"table: {out / 'pools.md'}")
+    return 0
+
+
+def _scorer(run: PoolsRun) -> LocalScorer:
+    """The exported model, with as many candidates in a request as the largest size asks for."""
+    from ..models.decision.layout import SlateLayout
+    from ..models.decision.scorer import LocalScorer
+    from ..models.load import load_scorer
+
+    scorer = load_scorer(run.retriever, device=run.device)
+    config = replace(scorer.layout.config, max_candidates=max(run.sizes))
+    return LocalScorer(scorer.model, SlateLayout(scorer.layout.tokenizer, config))
+
+
+def _negatives(name: str, corpus: Corpus) -> Retriever:
+    if name == "splade":
+        from ..eval.sparse import SparseRetriever
+
+        return SparseRetriever.from_corpus(corpus)
+    from .systems import controls
+
+    return next(controls([name], corpus))[1]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point."""
+    return run_command(PoolsRun, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
