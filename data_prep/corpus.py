@@ -187,6 +187,17 @@ class Corpus:
         self._check(row)
         return str(self._raw(2, row), "utf-8")
 
+    def words(self, row: int) -> tuple[str, str, str]:
+        """Id, title and text of a row, in less time than one by one."""
+        self._check(row)
+        batch = bisect_right(self._batch_starts, row) - 1
+        local = row - self._batch_starts[batch]
+        id_, title, text = (
+            str(data[offsets[local] : offsets[local + 1]], "utf-8")
+            for offsets, data in (column[batch] for column in self._columns)
+        )
+        return id_, title, text
+
     def parent(self, row: int) -> int:
         """The row of the parent, -1 on the root level."""
         self._check(row)

@@ -141,7 +141,9 @@ class NavigateConfig:
     threshold: the least P(yes) that stays, at least one candidate; the last repeats. Lower trades as a larger `keep`.
     calibration: the file that `retrail calibrate` wrote.
     scoring: `shared` judges a level's candidates side by side in as few slates as hold them; `page_by_page` shows the
-        children of each node alone, `pointwise` each candidate alone: controls that compare less.
+        children of each node alone, `pointwise` each candidate alone: controls that compare less. `fixed` shows the
+        slates into which a whole level is cut, those that hold a candidate: rivals are neighbours instead of what the
+        walk kept, but all queries share them, and a reading of them can be kept.
     slate_size, slate_tokens: slates smaller than the scorer's own limits (null: those). Fewer rivals compare worse;
         more slates run together.
     anchors: so many of a split level's candidates stand in each of its slates, and what a slate adds to them is taken
@@ -189,7 +191,7 @@ class NavigateConfig:
             self.price = PriceConfig(**self.price)
         check_choice("navigate.search", self.search, ("levels", "best_first"))
         check_choice("navigate.budget", self.budget, ("count", "share", "threshold", "calibrated"))
-        check_choice("navigate.scoring", self.scoring, ("shared", "page_by_page", "pointwise"))
+        check_choice("navigate.scoring", self.scoring, ("shared", "page_by_page", "pointwise", "fixed"))
         if not self.keep or any(k < 1 for k in self.keep):
             raise ValueError(f"navigate.keep={self.keep} must list at least one number, each 1 or more")
         for key in ("share", "threshold"):

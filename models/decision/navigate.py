@@ -20,7 +20,8 @@ from ..protocols import DecisionScorer, Retriever
 from .best_first import come_back, has_reached_a_limit, what_is_left
 from .budget import Budget, make_budget
 from .choose import FinalOrder, choose_best
-from .slates import Cut, PoolScores, SeenNodes, check_queries, ranked, score_pools
+from .fixed_slates import FixedSlates
+from .slates import Cut, PoolScores, SeenNodes, check_queries, ranked, score_pools, score_slates
 from .walk import Floats, Nodes, Walk, joined, log_odds, log_sigmoid, opened
 
 Watch = Callable[[str, Step], None]
@@ -75,6 +76,7 @@ class Navigator:
             )
         self._cut = Cut.of(scorer, self.config)
         self._shown = SeenNodes(corpus)
+        self._fixed = FixedSlates(corpus, scorer, self._cut, self._shown)
 
     def search(self, queries: Sequence[str], *, k: int = 10, watch: Watch | None = None) -> list[Hits]:
         """The best `k` leaves for each query; fewer where the walk reached fewer.
@@ -154,11 +156,18 @@ class Navigator:
 
     def judge(self, asked: Sequence[tuple[str, Ints]]) -> list[PoolScores]:
         """P(yes) of the nodes that each query is asked about."""
-        pools = [self._shown.pool(query, rows) for query, rows in asked]
-        return [self._priced(scores) for scores in score_pools(self.scorer, pools, self._cut)]
-
-    def _priced(self, scores: PoolScores) -> PoolScores:
-        return replace(scores, cost=priced(scores.cost, self.config.price))
+        if not asked:
+            return []
+        if self.config.scoring == "fixed":
+            slates, places = zip(*(self._fixed.ask(query, rows) for query, rows in asked), strict=True)
+            answers = [
+                replace(scores, values_C=scores.values_C[place])
+                for scores, place in zip(score_slates(self.scorer, slates), places, strict=True)
+            ]
+        else:
+            pools = [self._shown.pool(query, rows) for query, rows in asked]
+            answers = score_pools(self.scorer, pools, self._cut)
+        return [replace(scores, cost=priced(scores.cost, self.config.price)) for scores in answers]
 
     def value(self, nodes: Nodes, p_C: Floats) -> Floats:
         """What ranks nodes, between 0 and 1: see `search`."""

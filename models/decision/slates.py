@@ -68,11 +68,7 @@ class PoolScores:
 
 def node_candidate(corpus: Corpus, row: int) -> Candidate:
     """What a model is shown of a node; its group is the path of titles above it."""
-    return _candidate(corpus, row, _group(corpus, corpus.parent(row)))
-
-
-def _candidate(corpus: Corpus, row: int, group: str) -> Candidate:
-    return Candidate(corpus.id(row), corpus.title(row), corpus.text(row), group, not corpus.is_leaf(row))
+    return Candidate(*corpus.words(row), _group(corpus, corpus.parent(row)), not corpus.is_leaf(row))
 
 
 def _group(corpus: Corpus, parent: int) -> str:
@@ -84,16 +80,21 @@ class SeenNodes:
     """The candidates of a corpus; those that many queries are shown are made once, and so is each page's heading."""
 
     def __init__(self, corpus: Corpus) -> None:
-        group = lru_cache(maxsize=_REMEMBERED_NODES)(lambda parent: _group(corpus, parent))
         self._corpus = corpus
-        self._make = lru_cache(maxsize=_REMEMBERED_NODES)(
-            lambda row: _candidate(corpus, row, group(corpus.parent(row)))
-        )
+        self._made: dict[int, Candidate] = {}
+        self._group = lru_cache(maxsize=_REMEMBERED_NODES)(lambda parent: _group(corpus, parent))
 
     def pool(self, query: str, rows: np.ndarray) -> Pool:
         """The pool of these rows."""
+        if len(self._made) > _REMEMBERED_NODES:
+            self._made.clear()
+        made, corpus, group = self._made, self._corpus, self._group
+        parents, children = corpus.parents[rows].tolist(), corpus.open_rows(rows)[1].tolist()
         listed = rows.tolist()
-        return Pool(query, tuple(map(self._make, listed)), tuple(self._corpus.parents[rows].tolist()))
+        for row, parent, count in zip(listed, parents, children, strict=True):
+            if row not in made:
+                made[row] = Candidate(*corpus.words(row), group(parent), count > 0)
+        return Pool(query, tuple([made[row] for row in listed]), tuple(parents))
 
 
 def split(pool: Pool, scorer: DecisionScorer, cut: Cut | None = None) -> list[Slate]:
@@ -156,7 +157,11 @@ def _farthest_ends(sizes: Sequence[int], cut: Cut) -> list[int]:
 def score_pools(scorer: DecisionScorer, pools: Iterable[Pool], cut: Cut | None = None) -> list[PoolScores]:
     """Judge every candidate of every pool; all slates of all pools go to the scorer together."""
     cut = cut or Cut.of(scorer)
-    slates = [split(pool, scorer, cut) for pool in pools]
+    return score_slates(scorer, [split(pool, scorer, cut) for pool in pools])
+
+
+def score_slates(scorer: DecisionScorer, slates: Sequence[Sequence[Slate]]) -> list[PoolScores]:
+    """Judge every candidate of every group of slates, each group as one pool; all go to the scorer together."""
     answers = iter(scorer.yes([slate for group in slates for slate in group]))
     out = []
     for group in slates:

@@ -309,3 +309,37 @@ def test_impossible_settings_are_refused(settings, message):
 def test_impossible_price():
     with pytest.raises(ValueError, match="navigate.price.prompt=-1"):
         PriceConfig(prompt=-1)
+
+
+@given(trees(), st.integers(1, 5), st.integers(1, 3), st.integers(0, 9))
+@settings(max_examples=80, deadline=None)
+def test_fixed_slates_rank_as_others_where_rivals_do_not_matter(corpus, size, keep, seed):
+    def search(scoring):
+        scorer = FakeScorer(lambda q, c: guess(f"{seed}", c), max_candidates=size)
+        [hits] = Navigator(scorer, corpus, NavigateConfig(keep=[keep], choose=0, scoring=scoring)).search(["q"], k=50)
+        return scorer, hits
+
+    fixed, hits = search("fixed")
+    shared, expected = search("shared")
+    assert (hits.ids, hits.scores) == (expected.ids, expected.scores)
+    assert [step.ids for step in hits.trace] == [step.ids for step in expected.trace]
+    cut = {slate.candidates for slate in fixed.asked}
+    for level in range(corpus.num_levels):
+        # Slates of a level never overlap, stand in reading order, and lie wholly on that level.
+        ids = [[c.id for c in candidates] for candidates in cut if corpus.level(corpus.row(candidates[0].id)) == level]
+        rows = [[corpus.row(i) for i in part] for part in ids]
+        assert all(part == list(range(part[0], part[-1] + 1)) for part in rows)
+        assert all(corpus.level(row) == level for part in rows for row in part)
+        assert len({row for part in rows for row in part}) == sum(map(len, rows))
+
+
+def test_fixed_slates_are_the_same_for_every_query():
+    scorer = FakeScorer(guess, max_candidates=2)
+    navigator = Navigator(scorer, GUIDE, NavigateConfig(keep=[2], choose=0, scoring="fixed"))
+    navigator.search(["one", "two"])
+    navigator.search(["three"])
+    level = {slate.candidates for slate in scorer.asked if slate.candidates[0].id.count("/") == 1}
+    assert [[c.id for c in part] for part in sorted(level, key=lambda part: part[0].id)] == [
+        ["a/1", "a/2"], ["b/1", "b/2"],
+    ]  # fmt: skip
+    assert [[c.id for c in s.candidates] for s in navigator._fixed.slates("q", 0)] == [["a", "b"], ["c"]]
