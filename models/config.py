@@ -82,6 +82,8 @@ class DecisionConfig:
         better, and cost memory.
     max_candidate_tokens, max_brief_tokens: longer passages, and longer inner nodes, are cut, with a note in the
         trace; more tokens cost time.
+    query_cut: what a longer query loses: its `end`, or its `middle` (a dialogue, newest turn first, keeps its question
+        and how it began).
     min_label_mass: the least mean P(yes)+P(no) among all next tokens that still counts as an answer (`yes_no` only).
     """
 
@@ -95,6 +97,7 @@ class DecisionConfig:
     max_candidate_tokens: int = 256
     max_brief_tokens: int = 64
     max_query_tokens: int = 512
+    query_cut: str = "end"
     min_label_mass: float = 0.05
 
     def __post_init__(self) -> None:
@@ -102,6 +105,7 @@ class DecisionConfig:
         check_choice("decision.readout", self.readout, ("late", "end"))
         check_choice("decision.order", self.order, ("query_first", "candidates_first"))
         check_choice("decision.branch", self.branch, ("tag", "tag_title"))
+        check_choice("decision.query_cut", self.query_cut, ("end", "middle"))
         for key in (
             "max_candidates",
             "max_slate_tokens",

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 RETRIEVAL = "retrieval.json"
 HEAD = "pointer_head.safetensors"
 FORMAT_VERSION = 1
+# What the settings of a slate were before there was a choice.
+_CAME_LATER = {"query_cut": "end"}
 
 _Settings = TypeVar("_Settings", DecisionConfig, NavigateConfig)
 
@@ -119,7 +121,7 @@ def load_scorer(path: str | Path, *, device: str = "auto", dtype: str = "auto") 
         layout = open_layout(tokenizer, config)
     except (OSError, ValueError) as error:
         raise ExportError(f"{export.path}: what it holds cannot be opened: {error}") from error
-    refuse_mismatch(stored, contract(layout), file)
+    refuse_mismatch({**stored, "decision": _CAME_LATER | stored["decision"]}, contract(layout), file)
     network = wrap_decision(backbone.requires_grad_(False), layout)
     if network.head is not None:
         _load_head(network.head, export.path / HEAD)

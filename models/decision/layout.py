@@ -87,6 +87,7 @@ class SlateLayout:
         self._tag = lru_cache(maxsize=None)(lambda n: data(prompt.tag.format(n=n + 1)))
         self._choice_label = lru_cache(maxsize=None)(lambda n: data(prompt.choice_label.format(n=n + 1)))
         self._words = lru_cache(maxsize=_REMEMBERED_TEXTS)(self._tokenize)
+        self._asked = lru_cache(maxsize=_REMEMBERED_TEXTS)(self._tokenize_query)
         self._longest_body = max(config.max_candidate_tokens, config.max_brief_tokens)
         self.label_ids = self._resolve_labels() if config.head == "yes_no" else None
         numbers = range(max(config.max_candidates, _MAX_OPTIONS))
@@ -195,11 +196,11 @@ class SlateLayout:
         return trunk
 
     def _query_words(self, trunk: _Trunk, query: str) -> Sequence[int]:
-        words, full = self._words(query)
-        cut = full > self.config.max_query_tokens
-        note = f"query cut from {full} to {self.config.max_query_tokens} tokens"
-        trunk.query_notes.append([note] if cut else [])
-        return words[: self.config.max_query_tokens]
+        words, full = self._asked(query)
+        where = ", its middle left out" if self.config.query_cut == "middle" else ""
+        note = f"query cut from {full} to {len(words)} tokens{where}"
+        trunk.query_notes.append([note] if len(words) < full else [])
+        return words
 
     def _add_candidates(self, trunk: _Trunk, candidates: Sequence[Candidate]) -> None:
         group, place = "", range(0)
@@ -243,10 +244,16 @@ class SlateLayout:
         words, full = self._words(text)
         return words[: self.config.max_candidate_tokens], full
 
+    def _tokenize_query(self, query: str) -> tuple[array[int], int]:
+        """The ids of a query, cut to the cap, and how many it has."""
+        ids, cap = self.tokenizer.data(f" {query}"), self.config.max_query_tokens
+        last = cap // 2 if self.config.query_cut == "middle" and len(ids) > cap else 0
+        return array("i", [*ids[: cap - last], *ids[len(ids) - last :]]), len(ids)
+
     def _tokenize(self, text: str) -> tuple[array[int], int]:
         """The ids of a text up to the longest cap (4 bytes each, because many are kept), and how many it has."""
         ids = self.tokenizer.data(f" {text}")
-        return array("i", ids[: max(self._longest_body, self.config.max_query_tokens)]), len(ids)
+        return array("i", ids[: self._longest_body]), len(ids)
 
     def _resolve_labels(self) -> tuple[int, int]:
         prompt = self.prompt

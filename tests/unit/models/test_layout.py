@@ -139,6 +139,16 @@ def test_what_is_cut_is_noted():
     assert text(layout.render(long_title).branches[0]) == "[1] 01234567:"
 
 
+def test_a_long_query_may_lose_its_middle():
+    packed = layout_of(max_query_tokens=6, query_cut="middle").render(Slate("abcdefghij", (Candidate("p", "", "x"),)))
+    assert packed.notes == (("query cut from 11 to 6 tokens, its middle left out",),)
+    assert "Query: abhij\n" in text(packed.trunk)  # a space and two letters, then the last three
+    odd = layout_of(max_query_tokens=5, query_cut="middle").render(Slate("abcdefghij", (Candidate("p", "", "x"),)))
+    assert "Query: abij\n" in text(odd.trunk)
+    fits = layout_of(max_query_tokens=11, query_cut="middle").render(Slate("abcdefghij", (Candidate("p", "", "x"),)))
+    assert fits.notes == ((),) and "Query: abcdefghij\n" in text(fits.trunk)
+
+
 def test_texts_are_tokenised_once(monkeypatch):
     seen = []
     data = SafeTokenizer.data

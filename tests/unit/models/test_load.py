@@ -210,3 +210,8 @@ def test_damaged_pointer_head_is_named(tmp_path):
     file.unlink()
     with pytest.raises(ExportError, match=r"pointer_head.safetensors: missing, but decision.head is pointer"):
         load_scorer(tmp_path / "e", device="cpu")
+
+
+def test_export_from_before_queries_could_lose_their_middle_still_opens(copied):
+    edit(copied, lambda manifest: manifest["contract"]["decision"].pop("query_cut"))
+    assert load_scorer(copied).layout.config.query_cut == "end"
