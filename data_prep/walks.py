@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,14 @@ def walk_of(query: Query, trace: Iterable[Step], corpus: Corpus, depth: int) -> 
     return Walk(query.id, query.text, tuple(levels))
 
 
-def walks_header(corpus: Corpus, retriever: str) -> dict[str, Any]:
-    """The first line of a file of walks over `corpus`; `retriever` says whose."""
+def walks_header(corpus: Corpus, retriever: str, **settings: object) -> dict[str, Any]:
+    """The first line of a file of walks over `corpus`; `retriever` says whose, `settings` how they were made."""
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "corpus_fingerprint": corpus.fingerprint,
         "retriever": retriever,
+        **settings,
     }
 
 
@@ -75,27 +77,34 @@ def walk_to_json(walk: Walk) -> dict[str, Any]:
     return {"query": walk.query_id, "text": walk.query, "levels": levels}
 
 
-def read_walks(path: str | Path, corpus: Corpus | None = None) -> tuple[dict[str, Any], list[Walk]]:
-    """The header of a file of walks, and its walks; `corpus` is what they must be of (None: nobody asks).
+def read_header(path: str | Path) -> dict[str, Any]:
+    """The first line of a file of walks. Errors as `read_walks`."""
+    for number, row in read_jsonl(path):
+        return _header(row, f"{path}:{number}")
+    raise ValueError(f"{path} is empty; write it with `retrail walks`")
+
+
+def read_walks(path: str | Path, corpus: Corpus) -> tuple[dict[str, Any], list[Walk]]:
+    """The header of a file of walks, and its walks, which must be of `corpus`.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: not such a file, another corpus, an unknown node or one of another level, a query twice, scores that
             rise or are not finite. Names file and line.
     """
-    header: dict[str, Any] | None = None
+    header = read_header(path)
+    if (found := header["corpus_fingerprint"]) != corpus.fingerprint:
+        raise ValueError(
+            f"{path}: these are walks over another corpus ({found[:16]}, not {corpus.fingerprint[:16]}); write them "
+            "again with `retrail walks`"
+        )
     walks: dict[str, Walk] = {}
-    for number, row in read_jsonl(path):
+    for number, row in islice(read_jsonl(path), 1, None):
         where = f"{path}:{number}"
-        if header is None:
-            header = _header(row, corpus, where)
-            continue
         walk = _walk(row, corpus, where)
         if walk.query_id in walks:
             raise ValueError(f"{where}: query {walk.query_id!r} is there twice")
         walks[walk.query_id] = walk
-    if header is None:
-        raise ValueError(f"{path} is empty; write it with `retrail walks`")
     return header, list(walks.values())
 
 
@@ -122,22 +131,17 @@ def judged_nodes(walks: Sequence[Walk], queries: Sequence[Query], where: str) ->
     return judged
 
 
-def _header(row: dict[str, Any], corpus: Corpus | None, where: str) -> dict[str, Any]:
+def _header(row: dict[str, Any], where: str) -> dict[str, Any]:
     if row.get("format") != FORMAT:
         raise ValueError(f'{where}: no header with "format": "{FORMAT}"; write the file with `retrail walks`')
     if row.get("format_version") != FORMAT_VERSION:
         raise ValueError(f"{where}: format version {row.get('format_version')!r}, but this code reads {FORMAT_VERSION}")
     require(row, "retriever", str, where)
-    found = require(row, "corpus_fingerprint", str, where)
-    if corpus is not None and found != corpus.fingerprint:
-        raise ValueError(
-            f"{where}: these are walks over another corpus ({found[:16]}, not {corpus.fingerprint[:16]}); write them "
-            "again with `retrail walks`"
-        )
+    require(row, "corpus_fingerprint", str, where)
     return row
 
 
-def _walk(row: dict[str, Any], corpus: Corpus | None, where: str) -> Walk:
+def _walk(row: dict[str, Any], corpus: Corpus, where: str) -> Walk:
     query_id, text = require(row, "query", str, where), require(row, "text", str, where)
     levels: list[JudgedLevel] = []
     for n, part in enumerate(require(row, "levels", list, where)):
@@ -145,8 +149,7 @@ def _walk(row: dict[str, Any], corpus: Corpus | None, where: str) -> Walk:
         judged = _judged(expect(part, dict, inside), inside)
         if levels and judged.level <= levels[-1].level:
             raise ValueError(f"{inside}: level {judged.level} comes after level {levels[-1].level}")
-        if corpus is not None:
-            _check_nodes(judged, corpus, inside)
+        _check_nodes(judged, corpus, inside)
         levels.append(judged)
     return Walk(query_id, text, tuple(levels))
 

@@ -183,12 +183,20 @@ class _Run:
             self._close()
 
     def _fingerprint(self, fingerprint: Mapping[str, str]) -> dict[str, str]:
-        return {
+        own = {
             **{str(key): str(value) for key, value in fingerprint.items()},
             **settings(self.config),
             "objective.num_rows": str(self.objective.num_rows),
             "objective.weights": repr(dict(sorted(self.objective.weights.items()))),
         }
+        for rank, other in enumerate(self.ranks.gather(own)):
+            for key in sorted(own.keys() | other.keys()):
+                if own.get(key) != other.get(key):
+                    raise RuntimeError(
+                        f"rank {rank} has {key}={other.get(key)}, but rank {self.ranks.rank} has {own.get(key)}: ranks "
+                        "must train the same model on the same rows; give all of them the same files and versions"
+                    )
+        return own
 
     def _find(self) -> ckpt.Checkpoint | None:
         """The checkpoint to go on from, chosen and checked by rank 0, the same on every rank."""

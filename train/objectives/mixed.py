@@ -1,9 +1,9 @@
 """Several data sets in one run, each with its share of the rows.
 
-An epoch of the mixture has as many rows as all data sets together. Each data set gives a fixed number of them: its share
-by weight, rounded so that they add up. The rows of a data set are its own stream of per-epoch permutations, as if it
-were trained on alone, taken in the order in which the mixture comes to them; so each of its rows comes once before any
-comes twice, however small its share. All of it follows from (seed, epoch, row), like every objective's rows.
+An epoch of the mixture has as many rows as all data sets together. Each data set gives a fixed number of them: its
+share by weight, rounded so that they add up. The rows of a data set are its own stream of per-epoch permutations, as if
+it were trained on alone, taken in the order in which the mixture comes to them; so each of its rows comes once before
+any comes twice, however small its share. All of it follows from (seed, epoch, row), like every objective's rows.
 """
 
 from __future__ import annotations
