@@ -13,7 +13,7 @@ from retrail.models import config as model_config
 from retrail.scripts import config as command_config
 from retrail.scripts.cli import COMMANDS
 from retrail.scripts.compose import ConfigError, compose, to_yaml
-from retrail.scripts.config import EvalRun, ExportRun, PrepRun, SearchRun, TrainRun
+from retrail.scripts.config import EvalRun, ExportRun, PrepRun, SearchRun, TrainRun, WalksRun
 from retrail.scripts.keys import CONFIGS, groups_of, schema_of, type_words
 from retrail.train import config as train_config
 
@@ -24,6 +24,7 @@ REQUIRED = {
     ExportRun: ["run=runs/d0", "to=export/d0"],
     EvalRun: ["retriever=bm25", "data.path=data/x"],
     SearchRun: ["retriever=bm25", "corpus=data/x", "query=who?"],
+    WalksRun: ["retriever=export/d0", "data.path=data/x", "to=walks.jsonl"],
 }
 CHOICES = [
     (command, group, choice)
@@ -102,6 +103,8 @@ def test_the_last_override_wins_over_group_and_experiment():
         ("runtime.compile=true", True),
         ("navigate.keep=[10, 5]", [10, 5]),
         ("+navigate.choose=3", 3),
+        ("data.mix={../data/a-1: 1, /tmp/b_2.0: 0.5}", {"../data/a-1": 1.0, "/tmp/b_2.0": 0.5}),
+        ("objective.rivals=[bm25, runs/a/run.trec]", ["bm25", "runs/a/run.trec"]),
     ],
 )
 def test_values(override, expected):
@@ -222,6 +225,7 @@ def test_search_budget_keeps_what_is_stored():
 
 def test_types_in_words():
     assert type_words(list[int] | None) == "a list of whole numbers or null"
+    assert type_words(dict[str, float]) == "numbers by name, as in {a: 1, b: 2}"
     assert type_words(typing.Optional[float]) == "a number or null"  # noqa: UP045
 
 
