@@ -55,8 +55,8 @@ def decision_rows(
     """One row for each query and level of its gold paths, queries without a positive left out.
 
     `rivals[level][query_id]` and `walked[level][query_id]` are ids of that level, best first; those on a gold path or
-    below a relevant node are left out. A level at which nothing competes with the gold nodes gives no row. The nodes `closed` (rows), and what is
-    below them, are not shown.
+    below a relevant node are left out. A level at which nothing competes with the gold nodes gives no row. The nodes
+    `closed` (rows), and what is below them, are not shown.
     """
     shut = [
         [descendants(corpus, row, level) for row in closed if corpus.level(row) <= level]

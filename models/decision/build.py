@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,17 +26,26 @@ if TYPE_CHECKING:
 
 
 def build_decision(
-    model: ModelConfig, decision: DecisionConfig, device: torch.device, adapter: AdapterConfig | None = None
+    model: ModelConfig,
+    decision: DecisionConfig,
+    device: torch.device,
+    adapter: AdapterConfig | None = None,
+    *,
+    to_merge: bool = False,
 ) -> tuple[DecisionModel, SlateLayout]:
     """The network on `device` and the layout that feeds it; with `adapter`, what it trains requires gradients.
 
     A pointer head starts as that of the folder `model.path`, where it is an export with one, else untrained (see
-    `PointerHead`), and always trains.
+    `PointerHead`), and always trains. With `to_merge` the 4-bit weights that a QLoRA adapter was trained on are
+    there as plain weights of the same values, into which it can be merged.
 
     Raises:
         ValueError: the exported head is damaged, or of another readout; else as `load_backbone` and `add_adapter`.
     """
-    backbone, tokenizer = load_backbone(model, device)
+    four_bit = adapter is not None and adapter.kind == "qlora"
+    backbone, tokenizer = load_backbone(model, device, four_bit=four_bit)
+    if adapter is not None and four_bit and to_merge:
+        backbone, adapter = backbone.dequantize(), replace(adapter, kind="lora")
     layout = SlateLayout(SafeTokenizer(tokenizer), decision)
     if adapter is None:
         backbone.requires_grad_(False)

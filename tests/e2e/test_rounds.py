@@ -10,8 +10,10 @@ from decision_toy import toy_corpus, toy_task
 from safetensors.numpy import load_file
 
 from retrail.data_prep.examples import gold_paths
-from retrail.data_prep.task import Task, write_task
+from retrail.data_prep.task import Task
 from retrail.data_prep.walks import read_walks
+from retrail.eval.dense import DenseRetriever
+from retrail.models.bm25 import BM25
 from retrail.models.decision.navigate import Navigator
 from retrail.models.load import load, load_scorer
 from retrail.scripts.cli import main
@@ -171,7 +173,12 @@ def test_a_stopped_round_goes_on_bit_for_bit(first, tmp_path):
 
 
 def test_other_walks_or_another_export_are_refused(first, tmp_path, capsys):
-    mixed = ["loop.max_steps=2", *EVERYTHING, f"model.path={tmp_path / 'e'}", f"objective.walks=[{tmp_path / 'w.jsonl'}]"]
+    mixed = [
+        "loop.max_steps=2",
+        *EVERYTHING,
+        f"model.path={tmp_path / 'e'}",
+        f"objective.walks=[{tmp_path / 'w.jsonl'}]",
+    ]
     (tmp_path / "e").symlink_to(first / "e0")
     content = (first / "w.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "w.jsonl").write_text("".join(content))
@@ -220,7 +227,24 @@ def test_rivals_from_runs(first, tmp_path, capsys):
     said = refused(capsys, *arguments, f"data.path={first / 'b'}", f"objective.rivals=[{run / 'run.trec'}]")
     assert "nodes that the corpus lacks, first 'p3s0'" in said and "run.trec" in said
     dev = f"objective.rivals=[{run / 'run.trec'}]"
-    assert "no ranking of any training query" in refused(capsys, *arguments, f"data.path={first / 'a'}", dev, "data.split=dev")
+    assert "no ranking of any training query" in refused(
+        capsys, *arguments, f"data.path={first / 'a'}", dev, "data.split=dev"
+    )
+
+
+def test_dense_rivals_are_searched_like_any(first, tmp_path, monkeypatch):
+    """BM25 in the place of MiniLM: the same rivals, hence the same losses."""
+    asked = []
+
+    def from_corpus(corpus, rows, device):
+        asked.append((len(rows), device))
+        return BM25.from_corpus(corpus, rows)
+
+    monkeypatch.setattr(DenseRetriever, "from_corpus", from_corpus)
+    for name in ("dense", "bm25"):
+        assert train(first / "a", tmp_path / name, "loop.max_steps=2", f"objective.rivals=[{name}]") == 0
+    assert log(tmp_path / "dense") == log(tmp_path / "bm25")
+    assert asked == [(4, "cpu"), (16, "cpu")]
 
 
 @pytest.mark.parametrize(
@@ -256,4 +280,5 @@ def test_a_damaged_or_other_head_is_no_start(first, tmp_path, capsys):
     start = f"model.path={first / 'e0'}"
     said = refused(capsys, *arguments, start, "decision.readout=end")
     assert "pointer_head.safetensors: not the pointer head" in said and "decision.readout=end" in said
-    assert main([*arguments, start, "decision.head=yes_no", "decision.min_label_mass=0"]) == 0  # a head is not asked for
+    # A pointer head is not asked for.
+    assert main([*arguments, start, "decision.head=yes_no", "decision.min_label_mass=0"]) == 0

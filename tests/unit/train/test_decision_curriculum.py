@@ -63,6 +63,17 @@ def hard_only(layout, seed, **settings):
     ]
 
 
+@pytest.mark.parametrize(("order", "queries"), [("query_first", 1), ("candidates_first", 4)])
+def test_both_readouts_are_trained_on_the_same_slates(order, queries):
+    """So that a comparison of them changes one switch, `decision.head`, and nothing else."""
+    one, two = (
+        toy_objective(tiny_decision(head, order=order)[1], queries=queries, seed=1) for head in ("pointer", "yes_no")
+    )
+    for key in stream(one, 1, 80):
+        (slates, labels), (slates_2, labels_2) = one.shared(*key), two.shared(*key)
+        assert slates == slates_2 and labels.tolist() == labels_2.tolist()
+
+
 def test_slates_become_hard(pointer):
     counts = hard_only(pointer[1], 5, easy_rows=200)
     assert set(counts[200:]) == {8}  # all favourites, from the end of the easy rows on
@@ -107,7 +118,9 @@ def test_own_walks_are_shown_best_first(pointer):
         if source.level == 0:
             assert source.walked == ()
             continue
-        assert [corpus.id(r) for r in source.walked] == [node for node in pool[:10] if corpus.row(node) not in source.gold]
+        assert [corpus.id(r) for r in source.walked] == [
+            node for node in pool[:10] if corpus.row(node) not in source.gold
+        ]
         for epoch in range(5):
             slate, labels = objective.slate(row, epoch)
             wrong = [c.id for c, y in zip(slate.candidates, labels, strict=True) if not y]

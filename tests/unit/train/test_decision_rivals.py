@@ -85,7 +85,9 @@ def test_copies_and_relatives_of_an_answer_are_no_rivals():
         ]
     )
     ids = ("copy", "part", "gold", "near", "other")
-    rivals = Rivals([from_run({"q": ranking(*ids)})], walked={0: {"q": ids[:1] + ids[2:4]}, 1: {"q": ("part", "other")}})
+    rivals = Rivals(
+        [from_run({"q": ranking(*ids)})], walked={0: {"q": ids[:1] + ids[2:4]}, 1: {"q": ("part", "other")}}
+    )
     [row] = gold_path_rows(corpus, [Query("q", "jam and bread")], {"q": {"gold": 1}}, rivals=rivals)
     assert [corpus.id(r) for r in row.rivals] == ["near"] and [corpus.id(r) for r in row.walked] == ["near"]
 
@@ -105,7 +107,9 @@ def test_the_digest_is_of_everything(change):
     def digest(query="words", gold="p0s0", run=run, walked=("p1", "p2"), order=1):
         queries = [Query("q0", query), Query("q1", "more words")]
         rivals = Rivals([from_run(run)], walked={0: {"q0": walked}})
-        return rows_digest(gold_path_rows(corpus, queries, {"q0": {gold: 1}, "q1": {"p1s1": 1}}, rivals=rivals)[::order])
+        return rows_digest(
+            gold_path_rows(corpus, queries, {"q0": {gold: 1}, "q1": {"p1s1": 1}}, rivals=rivals)[::order]
+        )
 
     other = {"query": "word", "gold": "p0s1", "run": None, "walked": ("p2", "p1"), "order": -1}
     if change == "rivals":
