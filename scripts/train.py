@@ -133,7 +133,7 @@ def _fingerprint(run: TrainRun, task: Task, layout: SlateLayout, dtype: str) -> 
     for section in ("model", "decision", "adapter", "objective"):
         facts |= {f"{section}.{key}": value for key, value in asdict(getattr(run, section)).items()}
     facts |= {f"contract.{key}": value for key, value in contract(layout).items() if key != "decision"}
-    start = Path(run.model.path) / RETRIEVAL
+    start = Path(run.model.path).expanduser() / RETRIEVAL
     if start.is_file():  # an export may be made anew under the same name
         facts["model.export"] = file_hash(start)
     # `auto` is another type on another machine, and the same words are then another run.

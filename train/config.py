@@ -148,7 +148,7 @@ class DecisionObjectiveConfig:
         safer for a model that knows nothing yet, and leaves fewer steps for what searches go wrong on.
     first_random_share: see `easy_rows`.
     rivals: what finds hard rivals: `bm25`, `dense` (MiniLM; a further minute or more before the first step), or files
-        of rankings of the training queries (`hits.jsonl` of `retrail eval`, or a TREC run), whose nodes also stand for
+        of rankings of the training queries (`run.trec` or `hits.jsonl` of `retrail eval`), whose nodes also stand for
         what is above them. Several take turns: more kinds of mistakes, fewer of each.
     rival_ranks: first and last rank that is taken of each; a later start is less hard, with fewer right answers
         that nobody judged.

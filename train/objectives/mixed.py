@@ -29,7 +29,7 @@ class MixedObjective:
         Raises:
             ValueError: a share that is not above 0, or so small that an epoch has no row of its data set.
         """
-        if len(parts) != len(shares) or not parts or min(shares) <= 0:
+        if not parts or len(parts) != len(shares) or not all(0.0 < share < float("inf") for share in shares):
             raise ValueError(f"{len(parts)} data sets need as many weights above 0, not {list(shares)}")
         self.parts, self.seed = list(parts), seed
         self.num_rows = sum(part.num_rows for part in parts)

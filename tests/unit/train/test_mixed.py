@@ -119,7 +119,6 @@ def test_it_is_planned_like_any_objective(pointer):
 def test_weights_that_give_nothing(pointer):
     with pytest.raises(ValueError, match="data.mix: the weight 0.001 of data/b gives it none of the 72 rows"):
         mixture(pointer[1], shares=(1.0, 0.001, 1.0))
-    with pytest.raises(ValueError, match="as many weights above 0"):
-        mixture(pointer[1], shares=(1.0, 0.0, 1.0))
-    with pytest.raises(ValueError, match="as many weights above 0"):
-        mixture(pointer[1], shares=(1.0, 1.0))
+    for shares in ((1.0, 0.0, 1.0), (1.0, float("nan"), 1.0), (1.0, 1.0)):
+        with pytest.raises(ValueError, match="as many weights above 0"):
+            mixture(pointer[1], shares=shares)
