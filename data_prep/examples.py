@@ -20,6 +20,7 @@ class DecisionRow:
     others: the rest of the level. Neither holds a node that a relevant node above holds: whether that one is right
         nobody said.
     rivals: wrong nodes that look right (from any retriever), best first.
+    walked: wrong nodes that a model's own search judged at this level, what it liked best first.
     """
 
     query_id: str
@@ -29,6 +30,7 @@ class DecisionRow:
     siblings: tuple[range, ...]
     others: tuple[range, ...]
     rivals: tuple[int, ...]
+    walked: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -48,12 +50,13 @@ def decision_rows(
     rivals: Mapping[int, Mapping[str, Sequence[str]]],
     *,
     closed: Sequence[int] = (),
+    walked: Mapping[int, Mapping[str, Sequence[str]]] | None = None,
 ) -> Iterator[DecisionRow]:
     """One row for each query and level of its gold paths, queries without a positive left out.
 
-    `rivals[level][query_id]` are ids of that level, best first; those on a gold path or below a relevant node are left
-    out. A level at which nothing competes with the gold nodes gives no row. The nodes `closed` (rows), and what is
-    below them, are not shown.
+    `rivals[level][query_id]` and `walked[level][query_id]` are ids of that level, best first; those on a gold path or
+    below a relevant node are left out. A level at which nothing competes with the gold nodes gives no row. The nodes
+    `closed` (rows), and what is below them, are not shown.
     """
     shut = [
         [descendants(corpus, row, level) for row in closed if corpus.level(row) <= level]
@@ -70,9 +73,15 @@ def decision_rows(
             siblings = without(family, taken)
             others = without([corpus.level_rows(level)], [*taken, *family])
             if siblings or others:
-                wrong = (corpus.row(node) for node in rivals.get(level, {}).get(query.id, ()))
-                free = tuple(row for row in wrong if not any(row in rows for rows in taken))
-                yield DecisionRow(query.id, query.text, level, gold, siblings, others, free)
+                wrong, judged = (
+                    _free(corpus, of.get(level, {}).get(query.id, ()), taken) for of in (rivals, walked or {})
+                )
+                yield DecisionRow(query.id, query.text, level, gold, siblings, others, wrong, judged)
+
+
+def _free(corpus: Corpus, ids: Sequence[str], taken: Sequence[range]) -> tuple[int, ...]:
+    """The rows of `ids` that are not `taken`."""
+    return tuple(row for row in map(corpus.row, ids) if not any(row in rows for rows in taken))
 
 
 def untrained_nodes(corpus: Corpus, queries: Sequence[Query], qrels: Qrels, level: int) -> list[int]:

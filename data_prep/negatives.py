@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable, Sequence
+from itertools import zip_longest
 
 from .corpus import Corpus
 
@@ -25,6 +26,11 @@ def rank_window(ids: Sequence[str], first: int, last: int) -> list[str]:
     if not 1 <= first <= last:
         raise ValueError(f"ranks {first} to {last} are no window; use 1 <= first <= last")
     return list(ids[first - 1 : last])
+
+
+def interleave(rankings: Iterable[Sequence[str]]) -> list[str]:
+    """Each id once: the first of every ranking in turn, then the second of every ranking, and so on."""
+    return list(dict.fromkeys(node_id for row in zip_longest(*rankings) for node_id in row if node_id is not None))
 
 
 def drop_ids(ids: Iterable[str], unwanted: Collection[str]) -> list[str]:

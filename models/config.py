@@ -41,7 +41,7 @@ class ModelConfig:
 
 @dataclass(kw_only=True, slots=True)
 class AdapterConfig:
-    """What is trained: `lora`, `qlora` (4-bit base, GPU only) or `full`.
+    """What is trained: `lora`, `qlora` (LoRA on a base in 4 bits; needs bitsandbytes) or `full`.
 
     last_layers: adapt only the top N layers; nothing below needs a gradient, so a step is cheaper.
     """

@@ -12,13 +12,10 @@ from ..data_prep.corpus import Corpus
 from .config import DecisionConfig, ModelConfig, NavigateConfig
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from .decision.navigate import Navigator
     from .decision.scorer import LocalScorer
 
 RETRIEVAL = "retrieval.json"
-HEAD = "pointer_head.safetensors"
 FORMAT_VERSION = 1
 # What the settings of a slate were before there was a choice.
 _CAME_LATER = {"query_cut": "end"}
@@ -107,7 +104,7 @@ def load_scorer(path: str | Path, *, device: str = "auto", dtype: str = "auto") 
         FileNotFoundError, ExportError: as `load`.
     """
     from .backbone import load_backbone, pick_device
-    from .decision.build import contract, open_layout, wrap_decision
+    from .decision.build import HEAD, contract, load_head, open_layout, wrap_decision
     from .decision.scorer import LocalScorer
 
     export = read_export(path)
@@ -124,7 +121,13 @@ def load_scorer(path: str | Path, *, device: str = "auto", dtype: str = "auto") 
     refuse_mismatch({**stored, "decision": _CAME_LATER | stored["decision"]}, contract(layout), file)
     network = wrap_decision(backbone.requires_grad_(False), layout)
     if network.head is not None:
-        _load_head(network.head, export.path / HEAD)
+        file = export.path / HEAD
+        if not file.is_file():
+            raise ExportError(f"{file}: missing, but decision.head is pointer; export the run again")
+        try:
+            load_head(network.head, file)
+        except ValueError as error:
+            raise ExportError(str(error)) from error
     return LocalScorer(network, layout)
 
 
@@ -175,14 +178,3 @@ def _check_weights(folder: Path) -> None:
                 pass
         except (SafetensorError, OSError) as error:
             raise ExportError(f"{file}: damaged or cut off ({error}); copy or export it again") from error
-
-
-def _load_head(head: nn.Module, file: Path) -> None:
-    from safetensors.torch import load_file
-
-    if not file.is_file():
-        raise ExportError(f"{file}: missing, but decision.head is pointer; export the run again")
-    try:
-        head.load_state_dict(load_file(file))
-    except RuntimeError as error:
-        raise ExportError(f"{file}: not the pointer head of this model ({error}); export the run again") from error

@@ -28,6 +28,7 @@ COMMANDS = {
     "curve": "how much of the first level a walk must keep, with a picture",
     "pools": "judge fixed pools with fewer or more rivals a request",
     "search": "answer one query and show the walk",
+    "walks": "write what a retriever's searches judge, to train on",
 }
 
 USAGE = """\

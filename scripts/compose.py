@@ -93,7 +93,7 @@ def _choice(command: str, group: str, value: str, known: Group, schema: Schema) 
 def _value(key: str, value: str, hint: object) -> object:
     """Text stays as it was typed, whatever commas, brackets or quotes it holds; other types are parsed."""
     kinds = typing.get_args(hint) or (hint,)
-    if str not in kinds or typing.get_origin(hint) is list:
+    if str not in kinds or typing.get_origin(hint) in (list, dict):
         return parse_value(key, value)
     if value == "null" and type(None) in kinds:
         return None

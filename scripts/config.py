@@ -39,12 +39,20 @@ class Command:
 class PreparedData:
     """A folder written by `retrail prep`, and which of its splits to train on.
 
-    path: the folder.
+    path: the folder; what is measured is always its evaluation split.
     split: the split that gives training queries.
+    mix: folders to train on instead of `path`, with the weight of each: its share of the training rows, whatever its
+        size (empty: `path` alone). A small data set with a large weight is seen many times.
     """
 
     path: str = required("data/multidoc2dial")
     split: str = "train"
+    mix: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for path, weight in self.mix.items():
+            check_text("data.mix", path)
+            check_positive(f"data.mix[{path}]", weight)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -406,6 +414,35 @@ class SearchRun(Command):
         check_text("query", self.query)
         check_positive("k", self.k)
         check_choice("show", self.show, ("walk", "hits", "json"))
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+
+
+@dataclass(kw_only=True, slots=True)
+class WalksRun(Command):
+    """Write what a retriever's own search judges for training queries: the slates of the next round of training.
+
+    retriever: an exported folder.
+    to: the file to write, for `retrail train objective.walks=[FILE]`.
+    split: the split that gives the queries.
+    limit: only a fixed sample of so many queries (null: all); each takes one search.
+    depth: how many nodes of each level are kept at most, best first; the rest of a wide level is easy.
+    """
+
+    command: ClassVar[str] = "walks"
+
+    retriever: str = required("export/d0")
+    to: str = required("walks.jsonl")
+    data: EvalData = field(default_factory=EvalData)
+    navigate: SearchBudget = field(default_factory=SearchBudget)
+    split: str = "train"
+    limit: int | None = 1000
+    depth: int = 100
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_text("to", self.to)
+        check_positive("limit", self.limit)
+        check_positive("depth", self.depth)
         check_choice("device", self.device, ("auto", "cpu", "cuda"))
 
 

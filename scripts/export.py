@@ -38,7 +38,8 @@ def run(run: ExportRun) -> int:
     settings = load_settings(folder)
     checkpoint = find_checkpoint(folder, run.checkpoint)
     task = Task.open(settings.data.path)
-    model, layout = build_decision(settings.model, settings.decision, pick_device("auto"), settings.adapter)
+    device = pick_device("auto")
+    model, layout = build_decision(settings.model, settings.decision, device, settings.adapter, to_merge=True)
     load_tensors(model, checkpoint.path)
     facts = ExportFacts(
         name=Path(run.to).name,

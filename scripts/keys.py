@@ -101,6 +101,8 @@ def type_words(hint: object) -> str:
     if typing.get_origin(hint) is list:
         inner = typing.get_args(hint)[0]
         return f"a list of {'whole numbers' if inner is int else 'numbers' if inner is float else 'text'}"
+    if typing.get_origin(hint) is dict:
+        return "numbers by name, as in {a: 1, b: 2}"
     return _WORDS.get(typing.cast(type, hint), str(hint))
 
 

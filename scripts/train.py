@@ -36,7 +36,7 @@ def run(run: TrainRun) -> int:
     from ..models.decision.build import build_decision
     from ..train.config import FitConfig
     from ..train.loop import fit
-    from ..train.objectives.decision import DecisionObjective, gold_path_rows
+    from .rows import build_objective
 
     folder = Path(run.run_dir)
     main = os.environ.get("RANK", "0") == "0"
@@ -49,16 +49,14 @@ def run(run: TrainRun) -> int:
         torch.set_num_threads(run.runtime.threads)
     device = _own_device(pick_device(run.runtime.device))
     model, layout = build_decision(run.model, run.decision, device, run.adapter)
-    queries, qrels = task.queries(run.data.split), task.qrels(run.data.split)
-    rows = gold_path_rows(task.corpus, queries, qrels, trained_level=run.objective.trained_level)
-    objective = DecisionObjective(rows, task.corpus, layout, run.objective, seed=run.loop.seed)
+    objective, rows = build_objective(run, task, layout)
     result = fit(
         model,
         objective,
         config=FitConfig(optim=run.optim, loop=run.loop, runtime=run.runtime, tracker=run.tracker),
         run_dir=folder,
         evaluate=None if suite is None else _evaluation(run, task, layout, suite),
-        fingerprint=_fingerprint(run, task, layout, str(model.backbone.dtype)),
+        fingerprint=_fingerprint(run, task, layout, str(model.backbone.dtype)) | rows,
         started=lambda: _start(run, folder),
     )
     if main:
@@ -127,12 +125,17 @@ def _evaluation(run: TrainRun, task: Task, layout: SlateLayout, suite: Suite) ->
 def _fingerprint(run: TrainRun, task: Task, layout: SlateLayout, dtype: str) -> dict[str, str]:
     """What identifies data and model of a run, flat, so that a refusal can name the key that changed."""
     from ..models.decision.build import contract
+    from ..models.load import RETRIEVAL
+    from .systems import file_hash
 
     facts: dict[str, object] = {"family": run.family}
     facts |= {"data.fingerprint": task.fingerprint, "data.split": run.data.split}
     for section in ("model", "decision", "adapter", "objective"):
         facts |= {f"{section}.{key}": value for key, value in asdict(getattr(run, section)).items()}
     facts |= {f"contract.{key}": value for key, value in contract(layout).items() if key != "decision"}
+    start = Path(run.model.path).expanduser() / RETRIEVAL
+    if start.is_file():  # an export may be made anew under the same name
+        facts["model.export"] = file_hash(start)
     # `auto` is another type on another machine, and the same words are then another run.
     return {key: str(value) for key, value in (facts | {"model.dtype": dtype}).items()}
 

@@ -143,8 +143,24 @@ class DecisionObjectiveConfig:
     trained_level: only nodes below those of this level (0 is the root level) that a training query leads to are shown
         (null: all nodes). Where the split divides the nodes of a level, a model that sees those of the test
         queries as wrong answers only learns to refuse them.
+    easy_rows: from easy to hard: over the first so many slates of a data set (steps times loop.batch_size) the random
+        share goes in a straight line from `first_random_share` to `random_share` (0: no such start). A longer start is
+        safer for a model that knows nothing yet, and leaves fewer steps for what searches go wrong on.
+    first_random_share: see `easy_rows`.
+    rivals: what finds hard rivals: `bm25`, `dense` (MiniLM; a further minute or more before the first step), or files
+        of rankings of the training queries (`run.trec` or `hits.jsonl` of `retrail eval`), whose nodes also stand for
+        what is above them. Several take turns: more kinds of mistakes, fewer of each.
+    rival_ranks: first and last rank that is taken of each; a later start is less hard, with fewer right answers
+        that nobody judged.
+    walks: files of `retrail walks`: what an earlier model's own search judged for training queries.
+    own_share: of the slates of queries with walks, how many show what their search judged; more trains on what a
+        search meets, and less on the rest of the corpus.
     none_share: of the slates, how many hold no right candidate ("none of these").
     choice_weight: weight of the multiple-choice question; it costs a second forward pass (yes/no head only).
+    level_weights: what a slate of each level counts in every term, root level first, the last repeating. Heavier upper
+        levels keep the gold path longer at the price of the order of the leaves; only their ratios matter.
+    positive_weights: how often a right candidate counts in `bce`, by level likewise. Above 1 buys recall with
+        confidence: P(yes) rises everywhere, its odds by up to this factor.
     """
 
     min_candidates: int = 6
@@ -153,10 +169,18 @@ class DecisionObjectiveConfig:
     trained_level: int | None = None
     sibling_share: float = 0.5
     random_share: float = 0.5
+    easy_rows: int = 0
+    first_random_share: float = 1.0
+    rivals: list[str] = field(default_factory=lambda: ["bm25"])
+    rival_ranks: list[int] = field(default_factory=lambda: [1, 30])
+    walks: list[str] = field(default_factory=list)
+    own_share: float = 0.5
     none_share: float = 0.05
     bce_weight: float = 1.0
     listwise_weight: float = 1.0
     choice_weight: float = 0.5
+    level_weights: list[float] = field(default_factory=lambda: [1.0])
+    positive_weights: list[float] = field(default_factory=lambda: [1.0])
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_candidates <= self.max_candidates:
@@ -168,9 +192,17 @@ class DecisionObjectiveConfig:
             raise ValueError(f"objective.queries={self.queries} must be 1 or more")
         if self.trained_level is not None and self.trained_level < 0:
             raise ValueError(f"objective.trained_level={self.trained_level} must be 0 or more, or null")
-        for key in ("sibling_share", "random_share", "none_share"):
+        for key in ("sibling_share", "random_share", "first_random_share", "own_share", "none_share"):
             if not 0.0 <= getattr(self, key) <= 1.0:
                 raise ValueError(f"objective.{key}={getattr(self, key)} must be between 0 and 1")
+        if self.easy_rows < 0:
+            raise ValueError(f"objective.easy_rows={self.easy_rows} must be 0 or more")
+        if len(self.rival_ranks) != 2 or not 1 <= self.rival_ranks[0] <= self.rival_ranks[1]:
+            raise ValueError(f"objective.rival_ranks={self.rival_ranks} must be a first and a last rank, from 1")
+        for key in ("level_weights", "positive_weights"):
+            values = getattr(self, key)
+            if not values or not all(0.0 < value < float("inf") for value in values):
+                raise ValueError(f"objective.{key}={values} must list at least one number, each above 0")
 
     def check_fits(self, decision: DecisionConfig) -> None:
         """Raise ValueError where the model that these slates train could not be shown them."""

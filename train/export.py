@@ -20,11 +20,11 @@ from safetensors.torch import save_file
 from ..data_prep.files import new_folder, scratch_folder, sha256_file, swap_folder
 from ..models.backbone import merge_adapter
 from ..models.config import NavigateConfig
-from ..models.decision.build import contract, wrap_decision
+from ..models.decision.build import HEAD, contract, wrap_decision
 from ..models.decision.layout import SlateLayout
 from ..models.decision.model import DecisionModel
 from ..models.decision.scorer import LocalScorer
-from ..models.load import FORMAT_VERSION, HEAD, RETRIEVAL, load_scorer, read_export
+from ..models.load import FORMAT_VERSION, RETRIEVAL, load_scorer, read_export
 from ..models.protocols import Candidate, Slate
 
 # What reloading may change (nothing but the order of sums), and what folding LoRA into rounded weights may.

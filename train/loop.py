@@ -35,7 +35,7 @@ from .evaluation import Evaluate, Evaluations, module_modes
 from .files import TEMPORARY
 from .objectives.base import Objective
 from .optim import Optimizer
-from .resume import check_resumable, locked, settings
+from .resume import check_agreed, check_resumable, locked, settings
 from .rng import rng_state, seed_all, set_rng_state
 from .sampler import Sampler
 from .signals import Interrupted, SignalFlag, StopWaiting
@@ -183,12 +183,14 @@ class _Run:
             self._close()
 
     def _fingerprint(self, fingerprint: Mapping[str, str]) -> dict[str, str]:
-        return {
+        facts = {
             **{str(key): str(value) for key, value in fingerprint.items()},
             **settings(self.config),
             "objective.num_rows": str(self.objective.num_rows),
             "objective.weights": repr(dict(sorted(self.objective.weights.items()))),
         }
+        check_agreed(facts, self.ranks)
+        return facts
 
     def _find(self) -> ckpt.Checkpoint | None:
         """The checkpoint to go on from, chosen and checked by rank 0, the same on every rank."""

@@ -10,19 +10,32 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def bce_sum(logits_Q: Tensor, labels_Q: Tensor) -> Tensor:
-    """Binary cross-entropy of the log-odds of yes, summed over candidates. Count: Q."""
-    return functional.binary_cross_entropy_with_logits(logits_Q, labels_Q, reduction="sum")
+def bce_sum(logits_Q: Tensor, labels_Q: Tensor, weight_Q: Tensor | None = None) -> Tensor:
+    """Binary cross-entropy of the log-odds of yes, summed over candidates.
+
+    Count: the sum of the weights, so that a weight of 2 is a candidate that stands there twice (None: all 1).
+    """
+    return functional.binary_cross_entropy_with_logits(logits_Q, labels_Q, weight_Q, reduction="sum")
 
 
-def listwise_sum(logits_Q: Tensor, labels_Q: Tensor, slate_Q: Tensor, num_slates: int) -> Tensor:
+def listwise_sum(
+    logits_Q: Tensor, labels_Q: Tensor, slate_Q: Tensor, num_slates: int, weight_S: Tensor | None = None
+) -> Tensor:
     """Softmax cross-entropy inside each slate, summed over the slates that have a positive.
 
-    -sum_c y_c log softmax(logits)_c / sum_c y_c (ListNet's top-one form). Count: slates with a positive.
+    -sum_c y_c log softmax(logits)_c / sum_c y_c (ListNet's top-one form), times the slate's weight (None: all 1).
+    Count: the sum of the weights of slates with a positive.
     """
     positives_S = labels_Q.new_zeros(num_slates).index_add(0, slate_Q, labels_Q)
-    weight_Q = labels_Q / positives_S.clamp(min=1.0)[slate_Q]
-    return -(weight_Q * log_softmax_by_slate(logits_Q, slate_Q, num_slates)).sum()
+    share_S = 1.0 / positives_S.clamp(min=1.0)
+    if weight_S is not None:
+        share_S = share_S * weight_S
+    return -(labels_Q * share_S[slate_Q] * log_softmax_by_slate(logits_Q, slate_Q, num_slates)).sum()
+
+
+def question_weights(labels_Q: Tensor, weight_Q: Tensor, positive_Q: Tensor) -> Tensor:
+    """What each question counts (Q,): the weight of its slate, times that of a positive where the answer is yes."""
+    return weight_Q * torch.where(labels_Q > 0, positive_Q, 1.0)
 
 
 def log_softmax_by_slate(logits_Q: Tensor, slate_Q: Tensor, num_slates: int) -> Tensor:

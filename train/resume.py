@@ -77,6 +77,17 @@ def check_resumable(saved: Mapping[str, str], now: Mapping[str, str], *, step: i
         )
 
 
+def check_agreed(own: Mapping[str, str], ranks: Ranks) -> None:
+    """Raise RuntimeError on every rank that names the key and both values unless all have the same fingerprint."""
+    for rank, other in enumerate(ranks.gather(dict(own))):
+        for key in sorted(own.keys() | other.keys()):
+            if own.get(key) != other.get(key):
+                raise RuntimeError(
+                    f"rank {rank} has {key}={other.get(key)}, but rank {ranks.rank} has {own.get(key)}: ranks must "
+                    "train the same model on the same rows; give all of them the same files and versions"
+                )
+
+
 @contextmanager
 def locked(run_dir: Path, ranks: Ranks) -> Iterator[None]:
     """Hold the run folder, so that a second process is refused; the system lets go when the process dies."""

@@ -17,7 +17,11 @@ from numpy.typing import NDArray
 Row = tuple[int, int]
 
 
-@lru_cache(maxsize=4)
+# Epochs whose orders are remembered: one or two of each data set of a mixture.
+_REMEMBERED = 32
+
+
+@lru_cache(maxsize=_REMEMBERED)
 def epoch_permutation(seed: int, epoch: int, num_rows: int) -> NDArray[np.int64]:
     """Order of the rows in an epoch, shape (num_rows,).
 
@@ -39,6 +43,21 @@ def step_rows(step: int, *, seed: int, num_rows: int, batch_size: int) -> list[R
         here = epoch == e
         row[here] = epoch_permutation(seed, int(e), num_rows)[offset[here]]
     return list(zip(row.tolist(), epoch.tolist(), strict=True))
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _places(seed: int, epoch: int, num_rows: int) -> NDArray[np.int64]:
+    """Place of each row in the order of an epoch, shape (num_rows,)."""
+    order = epoch_permutation(seed, epoch, num_rows)
+    places = np.empty_like(order)
+    places[order] = np.arange(num_rows)
+    places.flags.writeable = False
+    return places
+
+
+def stream_position(row: int, epoch: int, *, seed: int, num_rows: int) -> int:
+    """How many rows the stream holds before this one: the inverse of `step_rows`."""
+    return epoch * num_rows + int(_places(seed, epoch, num_rows)[row])
 
 
 def spread(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:

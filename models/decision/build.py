@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from ..backbone import add_adapter, load_backbone
 from ..config import AdapterConfig, DecisionConfig, ModelConfig
 from ..prompts import decision_prompt, prompt_hash
 from ..tokenizer import SafeTokenizer
+from .head import PointerHead
 from .layout import SlateLayout
 from .model import DecisionModel
+
+HEAD = "pointer_head.safetensors"
+"""File of an exported folder that holds the pointer head."""
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def build_decision(
-    model: ModelConfig, decision: DecisionConfig, device: torch.device, adapter: AdapterConfig | None = None
+    model: ModelConfig,
+    decision: DecisionConfig,
+    device: torch.device,
+    adapter: AdapterConfig | None = None,
+    *,
+    to_merge: bool = False,
 ) -> tuple[DecisionModel, SlateLayout]:
     """The network on `device` and the layout that feeds it; with `adapter`, what it trains requires gradients.
 
-    A pointer head starts untrained (see `PointerHead`) and always trains.
+    A pointer head starts as that of the folder `model.path`, where it is an export with one, else untrained (see
+    `PointerHead`), and always trains. With `to_merge` the 4-bit weights that a QLoRA adapter was trained on are
+    there as plain weights of the same values, into which it can be merged.
+
+    Raises:
+        ValueError: the exported head is damaged, or of another readout; else as `load_backbone` and `add_adapter`.
     """
-    backbone, tokenizer = load_backbone(model, device)
+    four_bit = adapter is not None and adapter.kind == "qlora"
+    backbone, tokenizer = load_backbone(model, device, four_bit=four_bit)
+    if adapter is not None and four_bit and to_merge:
+        backbone, adapter = backbone.dequantize(), replace(adapter, kind="lora")
     layout = SlateLayout(SafeTokenizer(tokenizer), decision)
     if adapter is None:
         backbone.requires_grad_(False)
@@ -35,7 +55,26 @@ def build_decision(
     if layout.label_ids is None and lm_head.weight is not backbone.get_input_embeddings().weight:
         # A pointer head never reads it: several ranks would wait for its gradient in vain.
         lm_head.requires_grad_(False)
-    return wrap_decision(backbone, layout), layout
+    network = wrap_decision(backbone, layout)
+    start = Path(model.path).expanduser() / HEAD
+    if network.head is not None and start.is_file():
+        load_head(network.head, start)
+    return network, layout
+
+
+def load_head(head: PointerHead, file: Path) -> None:
+    """Give `head` the weights of a file.
+
+    Raises:
+        ValueError: damaged, or of another head; names the file.
+    """
+    try:
+        head.load_state_dict(load_file(file))
+    except (RuntimeError, SafetensorError) as error:
+        raise ValueError(
+            f"{file}: not the pointer head of this model with decision.readout={head.readout} ({error}); set the "
+            "readout that it was trained with, or export the run again"
+        ) from error
 
 
 def wrap_decision(backbone: PreTrainedModel, layout: SlateLayout) -> DecisionModel:

@@ -13,7 +13,7 @@ from retrail.models import config as model_config
 from retrail.scripts import config as command_config
 from retrail.scripts.cli import COMMANDS
 from retrail.scripts.compose import ConfigError, compose, to_yaml
-from retrail.scripts.config import CurveRun, EvalRun, ExportRun, PoolsRun, PrepRun, SearchRun, TrainRun
+from retrail.scripts.config import CurveRun, EvalRun, ExportRun, PoolsRun, PrepRun, SearchRun, TrainRun, WalksRun
 from retrail.scripts.keys import CONFIGS, groups_of, schema_of, type_words
 from retrail.train import config as train_config
 
@@ -26,6 +26,7 @@ REQUIRED = {
     CurveRun: ["retriever=export/d0", "data.path=data/x"],
     PoolsRun: ["retriever=export/d0", "data.path=data/x"],
     SearchRun: ["retriever=bm25", "corpus=data/x", "query=who?"],
+    WalksRun: ["retriever=export/d0", "data.path=data/x", "to=walks.jsonl"],
 }
 CHOICES = [
     (command, group, choice)
@@ -104,6 +105,8 @@ def test_the_last_override_wins_over_group_and_experiment():
         ("runtime.compile=true", True),
         ("navigate.keep=[10, 5]", [10, 5]),
         ("+navigate.choose=3", 3),
+        ("data.mix={../data/a-1: 1, /tmp/b_2.0: 0.5}", {"../data/a-1": 1.0, "/tmp/b_2.0": 0.5}),
+        ("objective.rivals=[bm25, runs/a/run.trec]", ["bm25", "runs/a/run.trec"]),
     ],
 )
 def test_values(override, expected):
@@ -237,6 +240,7 @@ def test_search_budget_has_every_setting_of_a_walk():
 
 def test_types_in_words():
     assert type_words(list[int] | None) == "a list of whole numbers or null"
+    assert type_words(dict[str, float]) == "numbers by name, as in {a: 1, b: 2}"
     assert type_words(typing.Optional[float]) == "a number or null"  # noqa: UP045
 
 

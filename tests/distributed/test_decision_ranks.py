@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from decision_toy import shake, tiny_decision, toy_objective
+from decision_toy import shake, tiny_decision, toy_corpus, toy_objective, toy_queries
 from dist import run_ranks
 
 from retrail.models.config import AdapterConfig
-from retrail.train.config import OptimConfig, RuntimeConfig
+from retrail.train.config import DecisionObjectiveConfig, OptimConfig, RuntimeConfig
 from retrail.train.distributed import Ranks, make_accelerator
+from retrail.train.objectives.decision import DecisionObjective, gold_path_rows
+from retrail.train.objectives.mixed import MixedObjective
 from retrail.train.optim import Optimizer
 from retrail.train.sampler import Sampler
 from retrail.train.step import Stepper
@@ -24,14 +26,30 @@ class Gradients(Optimizer):
         return super().step(step)
 
 
-def train(head, queries, batch_size, max_tokens):
+def mixture(layout, seed, **settings):
+    """Two data sets, of which one is seen three times as often, with all weights."""
+    config = DecisionObjectiveConfig(
+        min_candidates=3, max_candidates=6, level_weights=[3.0, 0.5], positive_weights=[4.0, 1.0], **settings
+    )
+    parts = []
+    for name, size in (("a", (4, 4)), ("b", (3, 3))):
+        corpus = toy_corpus(*size)
+        rows = gold_path_rows(corpus, *toy_queries(corpus))
+        parts.append(DecisionObjective(rows, corpus, layout, config, seed=seed, name=name))
+    return MixedObjective(parts, [1.0, 3.0], seed=seed)
+
+
+def train(head, queries, batch_size, max_tokens, mixed=False):
     """(loss, terms, gradients) of each step, and the most microbatches and empty ones that this rank had."""
     torch.manual_seed(0)
     order = "candidates_first" if queries > 1 else "query_first"
     model, layout = tiny_decision(head, AdapterConfig(rank=4), order=order)
     shake(model)
     model.train()
-    objective = toy_objective(layout, none_share=0.3, queries=queries)
+    if mixed:
+        objective = mixture(layout, 2, none_share=0.3, queries=queries, easy_rows=5)
+    else:
+        objective = toy_objective(layout, none_share=0.3, queries=queries)
     accelerator = make_accelerator(RuntimeConfig(device="cpu", threads=1))
     ranks = Ranks(accelerator)
     wrapped = accelerator.prepare_model(model)
@@ -65,6 +83,24 @@ def test_two_ranks_are_one(head, queries, batch_size, max_tokens, empty, microba
     # In this process, which also loads for the forks what they would load one by one.
     one, _, _ = train(head, queries, batch_size, max_tokens)
     two = run_ranks(train, 2, head, queries, batch_size, max_tokens)
+    assert_same(one, two, empty, microbatches)
+
+
+@pytest.mark.parametrize(("head", "queries"), [("yes_no", 1), ("pointer", 4)])
+@pytest.mark.parametrize(
+    ("batch_size", "max_tokens", "empty", "microbatches"),
+    [
+        pytest.param(7, 10, 1, 4, id="an empty microbatch"),
+        pytest.param(1, 100_000, 1, 1, id="an empty rank"),
+    ],
+)
+def test_two_ranks_of_a_weighted_mixture_are_one(head, queries, batch_size, max_tokens, empty, microbatches):
+    one, _, _ = train(head, queries, batch_size, max_tokens, mixed=True)
+    two = run_ranks(train, 2, head, queries, batch_size, max_tokens, True)
+    assert_same(one, two, empty, microbatches)
+
+
+def assert_same(one, two, empty, microbatches):
     assert sum(rank[1] for rank in two) == empty * STEPS
     assert max(rank[2] for rank in two) == microbatches
     for steps, _, _ in two:

@@ -127,6 +127,20 @@ def test_two_ranks_train_as_one(tmp_path):
         assert largest_difference(answers[0][1], parameters) < 1e-4
 
 
+def with_own_data(run_dir):
+    config = toy_config(max_tokens=10_000)
+    try:
+        fit(ToyModel(), ToyObjective(), config=config, run_dir=run_dir, fingerprint={"rows": os.environ["RANK"]})
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_ranks_that_prepared_other_rows_are_refused(tmp_path):
+    one, two = run_ranks(with_own_data, 2, tmp_path / "run")
+    assert "rank 1 has rows=1, but rank 0 has 0" in one and "rank 0 has rows=0, but rank 1 has 1" in two
+    assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "log.jsonl").exists()
+
+
 def evaluation(model, step):
     assert os.environ["RANK"] == "0" and not hasattr(model, "module")
     return {"score": -abs(step - 6.0)}

@@ -1,49 +1,55 @@
-"""The decision objective: slates along the gold path, one packed forward a batch for all their labels.
-
-Everything random about a row in an epoch (size, rivals, order) follows from (seed, epoch, row), so any rank can build
-any slate and a resumed run sees the same ones.
-"""
+"""The decision objective: slates along the gold path, one packed forward a batch for all their labels."""
 
 from __future__ import annotations
 
-import os
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from ...data_prep.corpus import Corpus
-from ...data_prep.examples import DecisionRow, decision_rows, gold_paths, untrained_nodes
-from ...data_prep.negatives import drop_relatives, drop_same_text
-from ...data_prep.task import Qrels, Query
-from ...models.bm25 import BM25
+from ...data_prep.examples import DecisionRow
 from ...models.decision.batch import SlateBatch
 from ...models.decision.layout import PackedSlate, SlateLayout
 from ...models.decision.slates import node_candidate
 from ...models.protocols import Slate
 from ..config import DecisionObjectiveConfig
-from ..losses import bce_sum, listwise_sum
+from ..losses import bce_sum, listwise_sum, question_weights
 from .base import Batch, LossParts
+from .decision_rivals import gold_path_rows
+from .decision_slates import SlateDraw, draw
 
-_RIVALS = 30
-_MINED_AT_ONCE = 256
+__all__ = ["DecisionBatch", "DecisionObjective", "Example", "draw", "gold_path_rows"]
+
 _REMEMBERED_DRAWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
+class Example:
+    """One training slate as each of its N queries sees it, the row's own first, with labels (N, C) in float32."""
+
+    slates: tuple[Slate, ...]
+    labels_NC: np.ndarray
+    level: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class DecisionBatch:
-    """Slates with one label a question (a query about a candidate); an empty batch carries one slate of weight zero."""
+    """Slates with one label a question (a query about a candidate); an empty batch carries one slate of weight zero.
+
+    weight_Q: what each question counts in `bce`. weight_N: what each query of a slate counts in the other terms.
+    """
 
     slates: SlateBatch
     choices: SlateBatch | None
     labels_Q: Tensor
     query_Q: Tensor
+    weight_Q: Tensor
+    weight_N: Tensor
     counts: Mapping[str, float]
     names: tuple[str, ...]
 
@@ -65,6 +71,9 @@ class DecisionObjective:
 
     For a pointer head the choice *is* the listwise softmax; a yes/no head answers a separate multiple-choice question
     (term `choice`, weight `choice_weight`), whose slate holds the same candidates.
+
+    Each term is a weighted mean over the step: a slate counts the weight of its level in sum and count alike, and a
+    right candidate counts `positive_weights` times in `bce`.
     """
 
     def __init__(
@@ -75,25 +84,23 @@ class DecisionObjective:
         config: DecisionObjectiveConfig,
         *,
         seed: int = 0,
+        name: str = "",
     ) -> None:
-        """`rows` from `gold_path_rows`.
+        """`rows` from `gold_path_rows`; `seed` is that of the loop (see `SlateDraw`); `name` of the data set.
 
         Raises:
             ValueError: there are no rows, or `config` does not fit the model's (`DecisionObjectiveConfig.check_fits`).
         """
         if not rows:
             raise ValueError(
-                "there is nothing to train on: no query of this split has a relevant node in the corpus that any other "
-                "node competes with"
+                f"there is nothing to train on{f' in {name}' if name else ''}: no query of this split has a relevant "
+                "node in the corpus that any other node competes with"
             )
         config.check_fits(layout.config)
         self.rows, self.corpus, self.layout, self.config = list(rows), corpus, layout, config
-        self.seed = seed
+        self.seed, self.name = seed, name
         self._asks_choice = layout.config.head == "yes_no" and config.choice_weight > 0
-        self._gold_of_level = _gold_of_level(self.rows)
-        self._asked_at = _asked_at(self.rows)
-        self._nodes_of = {level: sorted(nodes) for level, nodes in self._asked_at.items()}
-        self._draw = lru_cache(maxsize=_REMEMBERED_DRAWS)(self._drawn)
+        self._draw = lru_cache(maxsize=_REMEMBERED_DRAWS)(SlateDraw(self.rows, corpus, layout, config, seed))
 
     @property
     def num_rows(self) -> int:
@@ -112,22 +119,34 @@ class DecisionObjective:
 
     def collate(self, rows: Sequence[tuple[int, int]]) -> DecisionBatch:
         """The microbatch of these (row, epoch) pairs."""
-        drawn = [self.shared(row, epoch) for row, epoch in (rows or [(0, 0)])]
-        labels_of = [labels_C for _, labels_NC in drawn for labels_C in labels_NC]
-        query_Q = np.repeat(np.arange(len(labels_of)), [len(y) for y in labels_of])
-        with_gold = float(sum(bool(y.any()) for y in labels_of))
+        return self.batch([self.example(row, epoch) for row, epoch in rows])
+
+    def batch(self, drawn: Sequence[Example]) -> DecisionBatch:
+        """The microbatch of these slates, which may be of other data sets of the same layout and settings."""
+        examples = drawn or [self.example(0, 0)]
+        labels_of = [labels_C for example in examples for labels_C in example.labels_NC]
+        sizes = [len(labels_C) for labels_C in labels_of]
+        level_N = [example.level for example in examples for _ in example.slates]
+        weight_N = torch.tensor([_at(self.config.level_weights, level) for level in level_N])
+        positive_N = torch.tensor([_at(self.config.positive_weights, level) for level in level_N])
+        query_Q = torch.from_numpy(np.repeat(np.arange(len(labels_of)), sizes))
         labels_Q = torch.tensor(np.concatenate(labels_of), dtype=torch.float32)
-        counts = {"bce": float(len(labels_Q)), "listwise": with_gold}
+        weight_Q = question_weights(labels_Q, weight_N[query_Q], positive_N[query_Q])
+        has_gold_N = torch.tensor([bool(labels_C.any()) for labels_C in labels_of])
+        with_gold = float(weight_N[has_gold_N].double().sum())
+        counts = {"bce": float(weight_Q.double().sum()), "listwise": with_gold}
         if self._asks_choice:
             counts["choice"] = with_gold
-        slates, *choices = zip(*(self._packed(slates) for slates, _ in drawn), strict=True)
+        slates, *choices = zip(*(self._packed(example.slates) for example in examples), strict=True)
         return DecisionBatch(
-            SlateBatch.of(slates),
-            SlateBatch.of(choices[0]) if choices else None,
-            labels_Q,
-            torch.from_numpy(query_Q),
-            counts if rows else dict.fromkeys(counts, 0.0),
-            tuple(f"{self.rows[row].name} (epoch {epoch})" for row, epoch in rows),
+            slates=SlateBatch.of(slates),
+            choices=SlateBatch.of(choices[0]) if choices else None,
+            labels_Q=labels_Q,
+            query_Q=query_Q,
+            weight_Q=weight_Q,
+            weight_N=weight_N,
+            counts=counts if drawn else dict.fromkeys(counts, 0.0),
+            names=tuple(example.name for example in drawn),
         )
 
     def loss(self, model: nn.Module, batch: Batch) -> LossParts:
@@ -136,10 +155,14 @@ class DecisionObjective:
         device = next(model.parameters()).device
         yes_Q, choice_Q = model(batch.slates.to(device), batch.choices.to(device) if batch.choices else None)
         labels_Q, query_Q = batch.labels_Q.to(device), batch.query_Q.to(device)
-        N = sum(len(slate.queries) for slate in batch.slates.slates)
-        sums = {"bce": bce_sum(yes_Q, labels_Q), "listwise": listwise_sum(yes_Q, labels_Q, query_Q, N)}
+        weight_Q, weight_N = batch.weight_Q.to(device), batch.weight_N.to(device)
+        N = len(weight_N)
+        sums = {
+            "bce": bce_sum(yes_Q, labels_Q, weight_Q),
+            "listwise": listwise_sum(yes_Q, labels_Q, query_Q, N, weight_N),
+        }
         if choice_Q is not None:
-            sums["choice"] = listwise_sum(choice_Q, labels_Q, query_Q, N)
+            sums["choice"] = listwise_sum(choice_Q, labels_Q, query_Q, N, weight_N)
         if not batch.names:
             return LossParts({name: value * 0.0 for name, value in sums.items()})
         return LossParts(sums)
@@ -157,151 +180,19 @@ class DecisionObjective:
         labels_NC = np.stack([np.isin(chosen, self.rows[r].gold) for r in asking])
         return slates, labels_NC.astype(np.float32)
 
+    def example(self, row: int, epoch: int) -> Example:
+        """The slate of a row in an epoch, with what its loss needs."""
+        source = self.rows[row]
+        name = f"{self.name}/{source.name}" if self.name else source.name
+        return Example(*self.shared(row, epoch), source.level, f"{name} (epoch {epoch})")
+
     def _packed(self, slates: Sequence[Slate]) -> list[PackedSlate]:
         """The yes/no slate and, where it is trained, the multiple-choice one."""
         queries, candidates = [slate.query for slate in slates], slates[0].candidates
         packed = [self.layout.pack(queries, candidates)]
         return [*packed, self.layout.pack_choice(queries, candidates)] if self._asks_choice else packed
 
-    def _drawn(self, row: int, epoch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of a row in an epoch: the rows of the corpus on its slate, as the model reads them, and who asks."""
-        source = self.rows[row]
-        rng = np.random.default_rng([self.seed, epoch, row])
-        size = int(rng.integers(self.config.min_candidates, self.config.max_candidates + 1))
-        gold = [int(r) for r in rng.permutation(source.gold)[: max(1, size // 2)]]
-        if rng.random() < self.config.none_share:
-            gold = []
-        count = size - len(gold)
-        company = self._company(row, count, rng) if self.config.queries > 1 else {}
-        free = [r for r in self._rivals(source, count, rng) if all(_open_to(self.rows[other], r) for other in company)]
-        chosen = self._within_tokens(list(dict.fromkeys([*gold, *company.values(), *free]))[:size])
-        asking = (row, *(other for other, node in company.items() if node in chosen))
-        return tuple(self._ordered(chosen, rng)), asking
 
-    def _company(self, row: int, count: int, rng: np.random.Generator) -> dict[int, int]:
-        """Other rows that ask about the slate of this one, each with a right node of its own.
-
-        As every candidate is then right for some query, a model gains nothing from knowing which are asked for most.
-        First come nodes under the same parent, then wrong favourites of a retriever, then any.
-        """
-        source = self.rows[row]
-        asked_at = self._asked_at[source.level]
-        nodes = self._nodes_of[source.level]
-        near = [range(bisect_left(nodes, part.start), bisect_left(nodes, part.stop)) for part in source.siblings]
-        hard = [r for r in source.rivals if r in asked_at]
-        wanted = [
-            *(nodes[i] for i in draw(rng, near, round(self.config.sibling_share * count))),
-            *(hard[i] for i in draw(rng, [range(len(hard))], round((1 - self.config.random_share) * count))),
-            *(nodes[i] for i in draw(rng, [range(len(nodes))], 2 * count)),
-        ]
-        company: dict[int, int] = {}
-        shown, words = list(source.gold), {source.query}
-        for node in dict.fromkeys(wanted):
-            if len(company) == min(count, self.config.queries - 1):
-                break
-            other = int(rng.choice(asked_at[node]))
-            wrong_for_all = all(_open_to(self.rows[r], node) for r in (row, *company))
-            all_wrong = all(_open_to(self.rows[other], r) for r in shown)
-            if wrong_for_all and all_wrong and self.rows[other].query not in words:
-                company[other] = node
-                shown.append(node)
-                words.add(self.rows[other].query)
-        return company
-
-    def _rivals(self, source: DecisionRow, count: int, rng: np.random.Generator) -> list[int]:
-        """At most `count` wrong rows: siblings and cross-page rivals, or random ones of the same level.
-
-        Half of the random ones are right for other queries: drawn as often as they are right, so that a model gains
-        nothing from knowing which nodes are asked for most.
-        """
-        if rng.random() < self.config.random_share:
-            open_rows = (*source.siblings, *source.others)
-            popular = rng.choice(self._gold_of_level[source.level], size=count)
-            wanted = [row for row in popular.tolist() if any(row in part for part in open_rows)]
-            half = list(dict.fromkeys(wanted))[: -(-count // 2)]
-            return list(dict.fromkeys([*half, *draw(rng, open_rows, count)]))[:count]
-        siblings = draw(rng, source.siblings, count)
-        near = siblings[: round(self.config.sibling_share * count)]
-        far = [int(r) for r in rng.permutation(source.rivals)]
-        strangers = draw(rng, source.others, count)
-        return list(dict.fromkeys([*near, *far, *siblings, *strangers]))[:count]
-
-    def _within_tokens(self, rows: list[int]) -> list[int]:
-        """The first of `rows`, at least one, that fit a slate's token cap."""
-        sizes = accumulate(self.layout.num_tokens(node_candidate(self.corpus, row)) for row in rows)
-        fitting = sum(size <= self.layout.max_candidate_tokens_per_slate for size in sizes)
-        return rows[: max(1, fitting)]
-
-    def _ordered(self, rows: list[int], rng: np.random.Generator) -> list[int]:
-        """Reading order, which inside a level is the order of rows; half of the time the pages change places."""
-        rows = sorted(rows)
-        if rng.random() < 0.5:
-            pages = list(dict.fromkeys(self.corpus.parent(r) for r in rows))
-            place = dict(zip(pages, rng.permutation(len(pages)), strict=True))
-            rows.sort(key=lambda r: place[self.corpus.parent(r)])
-        return rows
-
-
-def _gold_of_level(rows: Sequence[DecisionRow]) -> dict[int, np.ndarray]:
-    """The right nodes of each level, each as often as it is right."""
-    gold: dict[int, list[int]] = {}
-    for row in rows:
-        gold.setdefault(row.level, []).extend(row.gold)
-    return {level: np.array(nodes) for level, nodes in gold.items()}
-
-
-def _asked_at(rows: Sequence[DecisionRow]) -> dict[int, dict[int, list[int]]]:
-    """For each level and right node there, which training rows it is right for."""
-    asked: dict[int, dict[int, list[int]]] = {}
-    for n, row in enumerate(rows):
-        for node in row.gold:
-            asked.setdefault(row.level, {}).setdefault(node, []).append(n)
-    return asked
-
-
-def _open_to(row: DecisionRow, node: int) -> bool:
-    """Whether the node is known to be wrong for the row's query."""
-    return any(node in part for part in (*row.siblings, *row.others))
-
-
-def draw(rng: np.random.Generator, ranges: Sequence[range], count: int) -> list[int]:
-    """At most `count` different numbers of disjoint ranges, in random order. Wide ranges take no longer."""
-    ends = list(accumulate(map(len, ranges)))
-    total = ends[-1] if ends else 0
-    places = rng.choice(total, size=min(count, total), replace=False) if total else np.empty(0, dtype=np.int64)
-    which = np.searchsorted(ends, places, side="right")
-    return [ranges[i][place - ends[i]] for i, place in zip(which.tolist(), places.tolist(), strict=True)]
-
-
-def gold_path_rows(
-    corpus: Corpus, queries: Sequence[Query], qrels: Qrels, *, trained_level: int | None = None
-) -> list[DecisionRow]:
-    """Training rows of every level, with BM25's wrong favourites of that level as cross-page rivals.
-
-    trained_level: see `DecisionObjectiveConfig`.
-
-    Takes one to seven milliseconds a query and level (seven at 100,000 nodes), on every rank for itself (the rows are
-    the same).
-    """
-    depth = {query.id: max(map(len, gold_paths(corpus, qrels.get(query.id, {}))), default=0) for query in queries}
-    rivals: dict[int, dict[str, list[str]]] = {}
-    silent = os.environ.get("RANK", "0") != "0"
-    with tqdm(total=sum(depth.values()), desc="rivals", unit="query", disable=silent) as bar:
-        for level in range(corpus.num_levels):
-            asked = [query for query in queries if depth[query.id] > level]
-            bm25 = BM25.from_corpus(corpus, corpus.level_rows(level) if asked else ())
-            rivals[level] = {}
-            for start in range(0, len(asked), _MINED_AT_ONCE):
-                part = asked[start : start + _MINED_AT_ONCE]
-                for query, hits in zip(part, bm25.search([q.text for q in part], k=_RIVALS), strict=True):
-                    rivals[level][query.id] = _wrong(corpus, level, hits.ids, qrels[query.id])
-                bar.update(len(part))
-    closed = [] if trained_level is None else untrained_nodes(corpus, queries, qrels, trained_level)
-    return list(decision_rows(corpus, queries, qrels, rivals, closed=closed))
-
-
-def _wrong(corpus: Corpus, level: int, ids: Sequence[str], judgements: Mapping[str, int]) -> list[str]:
-    """`ids` of a level without those on a gold path, below a relevant node, or with the words of a gold node there."""
-    paths = gold_paths(corpus, judgements)
-    ids = drop_relatives(ids, [corpus.id(path[-1]) for path in paths], corpus)
-    return drop_same_text(ids, [corpus.id(path[level]) for path in paths if len(path) > level], corpus)
+def _at(values: Sequence[float], level: int) -> float:
+    """The value of a level; the last one holds for all deeper ones too."""
+    return values[min(level, len(values) - 1)]

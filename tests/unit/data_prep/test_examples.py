@@ -164,3 +164,13 @@ def test_nothing_below_a_closed_root_is_shown():
         parts = [*row.gold, *(r for part in (*row.siblings, *row.others) for r in part), *row.rivals]
         shown.append(sorted({corpus.id(r) for r in parts}))
     assert shown == [["a", "c"], ["a0", "a1", "c0", "c1"]]
+
+
+def test_what_a_search_judged_is_told_from_what_is_right(corpus):
+    walked = {0: {"q": ("b", "a", "c")}, 2: {"q": ("a.x.1", "b.x.2", "a.x.2"), "r": ("b.x.1",)}}
+    queries, qrels = [Query("q", "text")], {"q": {"a.x.1": 1, "b.x": 1}}
+    rows = {row.level: row for row in decision_rows(corpus, queries, qrels, {}, walked=walked)}
+    # `a` and `b` lie on gold paths, and what `b.x` holds is neither right nor wrong.
+    assert names(corpus, rows[0].walked) == ["c"]
+    assert (rows[1].walked, names(corpus, rows[2].walked)) == ((), ["a.x.2"])
+    assert all(row.rivals == () for row in rows.values())

@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from retrail.data_prep.corpus import Corpus, Node
-from retrail.data_prep.negatives import drop_ids, drop_relatives, drop_same_text, rank_window, sample
+from retrail.data_prep.negatives import drop_ids, drop_relatives, drop_same_text, interleave, rank_window, sample
 
 IDS = [f"d{i}" for i in range(1, 11)]
 
@@ -63,3 +63,8 @@ def test_sample_is_even():
     times = Counter(node_id for _ in range(5_000) for node_id in sample(IDS, 3, rng))
     assert all(abs(count - 1_500) < 150 for count in times.values())
     assert len(times) == 10
+
+
+def test_rankings_take_turns():
+    assert interleave([["a", "b", "c", "d"], ["x", "a"], []]) == ["a", "x", "b", "c", "d"]
+    assert interleave([]) == []

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from retrail.data_prep.corpus import Corpus, Node
 from retrail.models.config import DecisionConfig, ModelConfig, NavigateConfig
-from retrail.models.decision.build import build_decision
+from retrail.models.decision.build import HEAD, build_decision
 from retrail.models.decision.scorer import LocalScorer
-from retrail.models.load import HEAD, RETRIEVAL, ExportError, load, load_scorer, open_corpus, read_export
+from retrail.models.load import RETRIEVAL, ExportError, load, load_scorer, open_corpus, read_export
 from retrail.train.export import ExportFacts, export_decision
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from retrail.train.losses import bce_sum, listwise_sum, log_softmax_by_slate
+from retrail.train.losses import bce_sum, listwise_sum, log_softmax_by_slate, question_weights
 
 # Slates of 3, 1 and 2 candidates; the last one has no positive.
 LOGITS = torch.tensor([math.log(1.0), math.log(2.0), math.log(5.0), 0.7, 0.1, 0.2], dtype=torch.float64)
@@ -63,3 +63,26 @@ def test_gradients_are_right():
     assert torch.autograd.gradcheck(lambda x: bce_sum(x, LABELS), logits)
     assert torch.autograd.gradcheck(lambda x: listwise_sum(x, LABELS, SLATE, 3), logits)
     assert torch.autograd.gradcheck(lambda x: log_softmax_by_slate(x, SLATE, 3), logits)
+
+
+def test_a_weight_of_two_is_a_candidate_that_stands_there_twice():
+    weight = torch.tensor([1.0, 2.0, 1.0, 3.0, 1.0, 1.0], dtype=torch.float64)
+    again = [0, 1, 1, 2, 3, 3, 3, 4, 5]
+    torch.testing.assert_close(bce_sum(LOGITS, LABELS, weight), bce_sum(LOGITS[again], LABELS[again]))
+    # By hand: P(yes) = 3/4, right and counted twice.
+    logits, two = torch.tensor([math.log(3.0)]), torch.tensor([2.0])
+    assert bce_sum(logits, torch.tensor([1.0]), two).item() == pytest.approx(-2 * math.log(0.75))
+
+
+def test_slates_count_what_they_weigh():
+    first = -(math.log(1 / 8) + math.log(5 / 8)) / 2  # see `test_listwise_by_hand`; the others are certain or empty
+    weight = torch.tensor([0.5, 7.0, 9.0], dtype=torch.float64)
+    assert listwise_sum(LOGITS, LABELS, SLATE, 3, weight).item() == pytest.approx(0.5 * first)
+    even = torch.full((3,), 2.0, dtype=torch.float64)
+    torch.testing.assert_close(listwise_sum(LOGITS, LABELS, SLATE, 3, even), 2 * listwise_sum(LOGITS, LABELS, SLATE, 3))
+
+
+def test_question_weights_by_hand():
+    labels = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    slate, positive = torch.tensor([2.0, 2.0, 0.5, 0.5]), torch.tensor([3.0, 3.0, 1.0, 1.0])
+    assert question_weights(labels, slate, positive).tolist() == [6.0, 2.0, 0.5, 0.5]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrail.train.sampler import Sampler, epoch_permutation, pack, spread, step_rows
+from retrail.train.sampler import Sampler, epoch_permutation, pack, spread, step_rows, stream_position
 
 
 def make(num_rows=11, batch_size=4, max_tokens=30, seed=0, length=lambda row, epoch: 1 + (row * 5 + epoch) % 13):
@@ -35,6 +35,8 @@ def test_stream_is_concatenated_permutations(num_rows, batch_size, seed, step):
             break
     expected = stream[step * batch_size : (step + 1) * batch_size]
     assert step_rows(step, seed=seed, num_rows=num_rows, batch_size=batch_size) == expected
+    for n, (row, epoch) in enumerate(expected):
+        assert stream_position(row, epoch, seed=seed, num_rows=num_rows) == step * batch_size + n
 
 
 PINNED = [3, 2, 1, 6, 0, 7, 4, 5]
