@@ -116,20 +116,42 @@ class DecisionConfig:
 class NavigateConfig:
     """Budgets of the walk.
 
-    keep: how many candidates stay at each level, the last number repeating for deeper levels; more
-        keeps the gold path more often and costs proportionally more candidates at the next level.
+    budget: what stays at each level: the best `count` (`keep`), the best `share`, all above a `threshold`, or what a
+        `calibrated` promise needs. Lists go from the root level down, and their last entry repeats for deeper levels.
+    keep: how many candidates stay at each level; more keeps the gold path more often and costs proportionally more
+        candidates at the next level.
+    share: what part of the judged candidates stays, rounded up; trades as `keep`.
+    threshold: the least P(yes) that stays (the best one always does); lower trades as a larger `keep`.
+    calibration: the file that `retrail calibrate` wrote, for budget=calibrated; its alpha trades lost gold paths for
+        candidates.
     choose: how many of the best leaves go to the final multiple-choice request (0: none).
     path_weight: a candidate is ranked by its log-odds of yes plus this much of the sum of those above it; 0 forgets,
         as published, how sure the walk was of the page. It costs nothing.
     """
 
+    budget: str = "count"
     keep: list[int] = field(default_factory=lambda: [10])
+    share: list[float] = field(default_factory=lambda: [0.15])
+    threshold: list[float] = field(default_factory=lambda: [0.5])
+    calibration: str | None = None
     choose: int = 5
     path_weight: float = 0.0
 
     def __post_init__(self) -> None:
+        check_choice("navigate.budget", self.budget, ("count", "share", "threshold", "calibrated"))
         if not self.keep or any(k < 1 for k in self.keep):
             raise ValueError(f"navigate.keep={self.keep} must list at least one number, each 1 or more")
+        if not self.share or not all(0 < s <= 1 for s in self.share):
+            raise ValueError(f"navigate.share={self.share} must list at least one number, each above 0 and at most 1")
+        if not self.threshold or not all(0 <= t <= 1 for t in self.threshold):
+            raise ValueError(f"navigate.threshold={self.threshold} must list at least one number, each between 0 and 1")
+        if self.budget == "calibrated" and not self.calibration:
+            raise ValueError("navigate.budget=calibrated also needs navigate.calibration=FILE, which `retrail calibrate` writes")
+        if self.budget != "calibrated" and self.calibration is not None:
+            raise ValueError(
+                f"navigate.calibration={self.calibration} has no meaning for navigate.budget={self.budget}; "
+                "set navigate.budget=calibrated, or leave it out"
+            )
         if not 0 <= self.choose <= 255:
             raise ValueError(f"navigate.choose={self.choose} must be between 0 and 255")
         if not 0 <= self.path_weight < float("inf"):

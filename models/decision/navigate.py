@@ -16,6 +16,7 @@ from ...data_prep.corpus import Corpus
 from ...data_prep.hits import Cost, Hits, Step
 from ..config import NavigateConfig
 from ..protocols import DecisionScorer
+from .budget import Budget, make_budget
 from .choose import FinalOrder, choose_best
 from .slates import Pool, PoolScores, check_queries, node_candidate, ranked, score_pools
 
@@ -37,6 +38,18 @@ class _Walk:
     last_values_C: np.ndarray | None = None  # value of `rows` (see `Navigator.search`) once they are all leaves
 
 
+@dataclass(frozen=True, slots=True)
+class LevelScores:
+    """What a walk judged on one level, before it chose: rows and their log-odds (C,), none if it had ended above."""
+
+    rows: tuple[int, ...]
+    log_odds_C: np.ndarray
+    cost: Cost
+
+
+_NOTHING = LevelScores((), np.empty(0), Cost())
+
+
 class Navigator:
     """Walks one corpus with one scorer; a `Retriever`.
 
@@ -49,11 +62,16 @@ class Navigator:
         corpus: Corpus,
         config: NavigateConfig | None = None,
         *,
+        budget: Budget | None = None,
         queries_at_once: int = 32,
     ) -> None:
-        """`queries_at_once`: queries whose slates travel together; more fills a GPU better and costs memory."""
+        """`budget`: None takes that of `config`.
+
+        `queries_at_once`: queries whose slates travel together; more fills a GPU better and costs memory.
+        """
         self.scorer, self.corpus = scorer, corpus
         self.config = config or NavigateConfig()
+        self.budget = budget or make_budget(self.config)
         self.queries_at_once = queries_at_once
 
     def search(self, queries: Sequence[str], *, k: int = 10, watch: Watch | None = None) -> list[Hits]:
@@ -74,6 +92,30 @@ class Navigator:
             walks = [_Walk(q, root, [0.0] * len(root)) for q in queries[start : start + self.queries_at_once]]
             hits += self._walk(walks, k, watch or _ignore)
         return hits
+
+    def observe(self, queries: Sequence[str], level: int) -> list[LevelScores]:
+        """What the walk of each query judges on `level` (0: the root level), where the levels above chose as always.
+
+        The log-odds are those that the budget is given.
+        """
+        check_queries(queries, 1)
+        root = list(self.corpus.children(None))
+        walks = [_Walk(query, root, [0.0] * len(root)) for query in queries]
+        out: list[LevelScores] = []
+        for start in range(0, len(walks), self.queries_at_once):
+            together = walks[start : start + self.queries_at_once]
+            for above in range(level):
+                for walk in together:
+                    walk.rows = [] if all(map(self.corpus.is_leaf, walk.rows)) else walk.rows
+                active = [walk for walk in together if walk.rows]
+                for walk, scores in zip(active, score_pools(self.scorer, map(self._pool, active)), strict=True):
+                    self._descend(walk, scores, above, _ignore)
+            judged = iter(score_pools(self.scorer, [self._pool(walk) for walk in together if walk.rows]))
+            out += [self._observed(walk, next(judged)) if walk.rows else _NOTHING for walk in together]
+        return out
+
+    def _observed(self, walk: _Walk, scores: PoolScores) -> LevelScores:
+        return LevelScores(tuple(walk.rows), _log_odds(self._values(walk, scores)), scores.cost)
 
     def _walk(self, walks: list[_Walk], k: int, watch: Watch) -> list[Hits]:
         level = 0
@@ -99,9 +141,8 @@ class Navigator:
         return 1 / (1 + np.exp(-(_logit(scores.values_C) + weight * np.array(walk.above))))
 
     def _descend(self, walk: _Walk, scores: PoolScores, level: int, watch: Watch) -> None:
-        keep = self.config.keep[min(level, len(self.config.keep) - 1)]
         values_C = self._values(walk, scores)
-        best = ranked(values_C)[:keep]
+        best = self.budget.keep(level, _log_odds(values_C))
         self._note(walk, scores, best, f"level {level + 1}", watch)
         kept = set(best.tolist())
         dropped = [
@@ -154,3 +195,9 @@ def _ignore(query: str, step: Step) -> None:
 def _logit(values_C: np.ndarray) -> np.ndarray:
     safe_C = np.clip(values_C, _LEAST, 1 - _LEAST)
     return np.log(safe_C / (1 - safe_C))  # type: ignore[no-any-return]
+
+
+def _log_odds(values_C: np.ndarray) -> np.ndarray:
+    """Finite, and as far apart as the probabilities are."""
+    tiny = np.finfo(float).tiny
+    return np.log(np.maximum(values_C, tiny)) - np.log(np.maximum(1 - values_C, tiny))  # type: ignore[no-any-return]
