@@ -146,7 +146,9 @@ class NavigateConfig:
         if not self.threshold or not all(0 <= t <= 1 for t in self.threshold):
             raise ValueError(f"navigate.threshold={self.threshold} must list at least one number, each between 0 and 1")
         if self.budget == "calibrated" and not self.calibration:
-            raise ValueError("navigate.budget=calibrated also needs navigate.calibration=FILE, which `retrail calibrate` writes")
+            raise ValueError(
+                "navigate.budget=calibrated also needs navigate.calibration=FILE, which `retrail calibrate` writes"
+            )
         if self.budget != "calibrated" and self.calibration is not None:
             raise ValueError(
                 f"navigate.calibration={self.calibration} has no meaning for navigate.budget={self.budget}; "

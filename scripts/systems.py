@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,14 +22,20 @@ def open_retriever(name: str, corpus: Corpus, budget: SearchBudget, device: str)
     """
     if name in ("bm25", "dense"):
         return next(controls([name], corpus))[1:]
+    from ..models.decision.budget import describe_budget
+    from ..models.decision.calibration import check_calibration
     from ..models.decision.navigate import Navigator
     from ..models.load import RETRIEVAL, load_scorer, read_export
 
     export = read_export(name)
     config = budget.over(export.navigate)
+    fingerprint = file_hash(Path(name) / RETRIEVAL)
+    if config.budget == "calibrated":
+        for note in check_calibration(str(config.calibration), retriever=fingerprint, corpus=corpus.fingerprint):
+            print(f"note: {note}", file=sys.stderr)
     navigator = Navigator(load_scorer(name, device=device), corpus, config)
-    budgets = f"keep={config.keep} choose={config.choose} path_weight={config.path_weight}"
-    return navigator, f"navigation {budgets} {file_hash(Path(name) / RETRIEVAL)}"
+    budgets = f"{describe_budget(config)} choose={config.choose} path_weight={config.path_weight}"
+    return navigator, f"navigation {budgets} {fingerprint}"
 
 
 def controls(
@@ -66,6 +73,8 @@ def controls(
 
 
 def _untrained(folder: str, navigator: Navigator) -> Navigator:
+    if navigator.config.budget == "calibrated":
+        raise ValueError("baselines=[untrained] cannot walk with thresholds of the trained model; leave it out")
     from ..models.config import DecisionConfig, ModelConfig
     from ..models.decision.build import build_decision
     from ..models.decision.navigate import Navigator

@@ -71,7 +71,7 @@ class Navigator:
         """
         self.scorer, self.corpus = scorer, corpus
         self.config = config or NavigateConfig()
-        self.budget = budget or make_budget(self.config)
+        self.budget = make_budget(self.config) if budget is None else budget
         self.queries_at_once = queries_at_once
 
     def search(self, queries: Sequence[str], *, k: int = 10, watch: Watch | None = None) -> list[Hits]:
