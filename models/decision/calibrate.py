@@ -2,7 +2,7 @@
 
 The promise: for a query that comes from where the labelled ones came, the chance that the walk loses its gold path is
 at most alpha. It is made level by level, alpha / L for each of L levels that choose (union bound), from folds that
-share no query: the walks of fold l use thresholds that were fitted on the folds above only, so to these thresholds a new
+share no query: the walks of fold l use thresholds that were fitted on the folds above only. To these thresholds a new
 query looks like one of fold l, and the conformal quantile holds for it. The promise is an average over labelled sets:
 with few queries a set may be luckier or unluckier than promised (`wilson`).
 """
@@ -27,7 +27,8 @@ from .conformal import SCORES, conformal_threshold, nonconformity, queries_neede
 from .navigate import LevelScores
 from .slates import ranked
 
-# What `auto` compares scores on belongs to no level's fold, or the choice would break the promise.
+# What `auto` compares scores on at the root level; below, the folds of the levels above help. A level's own fold must
+# not, or the choice would break the promise.
 TUNING_SHARE = 0.2
 
 
@@ -77,10 +78,10 @@ def fit(
     Args:
         walk: the walk with a budget, such as `lambda budget: Navigator(scorer, corpus, config, budget=budget)`.
         corpus: what is walked.
-        queries: labelled; each is used for one level only.
+        queries: labelled; each sets the threshold of one level only.
         alpha: the share of queries that may lose their gold path; smaller opens more candidates and needs more queries.
-        score: one of `SCORES`, or `auto`: on each level the one that opens fewest candidates for a fifth of the
-            queries, which are used for nothing else.
+        score: one of `SCORES`, or `auto`: on each level the one that opens fewest candidates for queries of no fold
+            (a fifth) and of the folds above.
         gold: a query with several gold nodes survives if `any` path does, or only if `all` do. A gold node that is not
             a leaf stands for whatever is below it.
         seed: which query is used for which level.
@@ -104,7 +105,8 @@ def fit(
         observer = walk(Calibrated(tuple(done)))
         name = score
         if score == "auto":
-            name = _cheapest(corpus, _observed(observer, tuning, level), level, each, gold)
+            known = [*tuning, *(query for above in folds[:level] for query in above)]
+            name = _cheapest(corpus, _observed(observer, known, level), level, each, gold)
         observed = _observed(observer, fold, level)
         scores = [gold_score(corpus, seen, query.paths, level, name, gold) for query, seen in observed]
         # What was lost above is not lost here, and says nothing about this level.
