@@ -24,6 +24,7 @@ COMMANDS = {
     "train": "fine-tune a retriever",
     "sweep": "train once for every point of a grid",
     "export": "turn a run into a Hugging Face checkpoint",
+    "calibrate": "fit budgets that keep the gold path as often as promised",
     "eval": "measure a retriever, with controls",
     "curve": "how much of the first level a walk must keep, with a picture",
     "pools": "judge fixed pools with fewer or more rivals a request",
@@ -172,7 +173,7 @@ def _complain(message: str) -> None:
 def _usage() -> str:
     from .. import __version__
 
-    commands = textwrap.indent("\n".join(f"{name:<8}{text}" for name, text in COMMANDS.items()), "  ")
+    commands = textwrap.indent("\n".join(f"{name:<10}{text}" for name, text in COMMANDS.items()), "  ")
     return USAGE.format(version=__version__, commands=commands)
 
 

@@ -319,6 +319,54 @@ class EvalRun(Command):
 
 
 @dataclass(kw_only=True, slots=True)
+class CalibrateRun(Command):
+    """Fit budgets that keep the gold path with probability 1 - alpha, and measure them on queries held out.
+
+    Search with them: `navigate.budget=calibrated navigate.calibration=FILE`.
+
+    retriever: an exported folder.
+    split: which labelled queries; not those of training, to which the model answers too well.
+    alpha: the share of queries that may lose their gold path; smaller opens more candidates and needs more queries.
+    score: what the thresholds bound: log-`odds`, `gap` to the best, softmax `mass` above, `rank` (a calibrated k), or
+        `auto`, on each level the one that opens fewest candidates.
+    gold: a query with several gold nodes survives if `any` path does, or only if `all` do.
+    holdout: the share of queries that only measure; 0 measures nothing and leaves more to fit with.
+    fixed_k: fixed budgets to compare with, every combination over the levels; [] compares none. Each number costs a
+        walk of the held-out queries for every number of the level above.
+    path_weight: as `navigate.path_weight` of the search to come (null: as stored with the retriever).
+    seed: which queries are held out, and which fit which level.
+    to: the file to write; one that is there is replaced.
+    """
+
+    command: ClassVar[str] = "calibrate"
+
+    retriever: str = required("export/d0")
+    data: EvalData = field(default_factory=EvalData)
+    split: str = "dev"
+    alpha: float = 0.05
+    score: str = "auto"
+    gold: str = "any"
+    holdout: float = 0.5
+    fixed_k: list[int] = field(default_factory=lambda: [1, 2, 3, 5, 10, 20, 30])
+    path_weight: float | None = None
+    seed: int = 0
+    to: str = "calibration.json"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_choice("score", self.score, ("auto", "odds", "gap", "mass", "rank"))
+        check_choice("gold", self.gold, ("any", "all"))
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        check_text("to", self.to)
+        if not 0 < self.alpha < 1:
+            raise ValueError(f"alpha={self.alpha} must be above 0 and below 1")
+        if not 0 <= self.holdout < 1:
+            raise ValueError(f"holdout={self.holdout} must be 0 or more and below 1")
+        if any(k < 1 for k in self.fixed_k):
+            raise ValueError(f"fixed_k={self.fixed_k} must list numbers of 1 or more")
+
+
+@dataclass(kw_only=True, slots=True)
 class CurveRun(Command):
     """Measure a walk with less and less of the first level kept, beside a walk that loses nothing above the pages.
 

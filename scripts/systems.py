@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,19 +25,27 @@ def open_retriever(name: str, corpus: Corpus, budget: SearchBudget, device: str)
     """
     if name in ("bm25", "dense"):
         return next(controls([name], corpus))[1:]
+    from ..models.decision.calibration import check_calibration
     from ..models.decision.navigate import Navigator
     from ..models.load import RETRIEVAL, load_scorer, read_export
 
     config = budget.over(read_export(name).navigate)
+    fingerprint = file_hash(Path(name) / RETRIEVAL)
+    if config.budget == "calibrated":
+        for note in check_calibration(str(config.calibration), retriever=fingerprint, corpus=corpus.fingerprint):
+            print(f"note: {note}", file=sys.stderr)
     join, joined = open_retriever(budget.join, corpus, SearchBudget(), device) if budget.join else (None, "")
     navigator = Navigator(load_scorer(name, device=device), corpus, config, join=join)
-    what = f"navigation {settings_text(config)} {file_hash(Path(name) / RETRIEVAL)}"
+    what = f"navigation {settings_text(config)} {fingerprint}"
     return navigator, f"{what} joined by {joined}" if joined else what
 
 
 def settings_text(config: NavigateConfig) -> str:
     """The settings that matter for what is found, as one line that is equal for equal ones."""
-    return json.dumps({key: value for key, value in asdict(config).items() if key != "price"}, sort_keys=True)
+    from ..models.decision.calibration import calibration_hash
+
+    settings = asdict(config) | {"calibration": calibration_hash(config.calibration) if config.calibration else None}
+    return json.dumps({key: value for key, value in settings.items() if key != "price"}, sort_keys=True)
 
 
 def controls(
@@ -103,6 +112,8 @@ def _changed(navigator: Navigator, *, join: Retriever | None = None, **changes: 
 
 
 def _untrained(folder: str, navigator: Navigator) -> Navigator:
+    if navigator.config.budget == "calibrated":
+        raise ValueError("baselines=[untrained] cannot walk with thresholds of the trained model; leave it out")
     from ..models.config import DecisionConfig, ModelConfig
     from ..models.decision.build import build_decision
     from ..models.decision.navigate import Navigator

@@ -170,7 +170,7 @@ def score_slates(scorer: DecisionScorer, slates: Sequence[Sequence[Slate]]) -> l
         notes = [note for part in parts for note in part.notes]
         if len(parts) > 1:
             notes.insert(0, f"split into {len(parts)} slates")
-        out.append(PoolScores(np.concatenate([p.values_C for p in parts]), len(parts), _short(notes), cost))
+        out.append(PoolScores(np.concatenate([p.values_C for p in parts]), len(parts), short_notes(notes), cost))
     return out
 
 
@@ -179,7 +179,8 @@ def ranked(values_C: np.ndarray) -> np.ndarray:
     return np.argsort(-values_C, kind="stable")
 
 
-def _short(notes: Sequence[str]) -> tuple[str, ...]:
+def short_notes(notes: Sequence[str]) -> tuple[str, ...]:
+    """The first few different notes, and how many there are beside them."""
     unique = list(dict.fromkeys(notes))
     if len(unique) <= _SHOWN_NOTES + 1:
         return tuple(unique)

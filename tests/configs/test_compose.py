@@ -13,7 +13,7 @@ from retrail.models import config as model_config
 from retrail.scripts import config as command_config
 from retrail.scripts.cli import COMMANDS
 from retrail.scripts.compose import ConfigError, compose, to_yaml
-from retrail.scripts.config import CurveRun, EvalRun, ExportRun, PoolsRun, PrepRun, SearchRun, TrainRun, WalksRun
+from retrail.scripts.config import CalibrateRun, CurveRun, EvalRun, ExportRun, PoolsRun, PrepRun, SearchRun, TrainRun, WalksRun
 from retrail.scripts.keys import CONFIGS, groups_of, schema_of, type_words
 from retrail.train import config as train_config
 
@@ -22,6 +22,7 @@ REQUIRED = {
     TrainRun: ["name=d0", "data.path=data/x"],
     PrepRun: [],
     ExportRun: ["run=runs/d0", "to=export/d0"],
+    CalibrateRun: ["retriever=export/d0", "data.path=data/x"],
     EvalRun: ["retriever=bm25", "data.path=data/x"],
     CurveRun: ["retriever=export/d0", "data.path=data/x"],
     PoolsRun: ["retriever=export/d0", "data.path=data/x"],
