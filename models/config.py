@@ -79,7 +79,7 @@ class DecisionConfig:
         up each candidate for a pointer head.
     branch: what a yes/no branch repeats of its candidate: `tag` or `tag_title` (longer, easier to bind).
     max_candidates, max_slate_tokens: an oversized level is split; more rivals in one slate compare
-        better, and cost memory.
+        better, and cost memory. A model with a shorter context caps the tokens further.
     max_candidate_tokens, max_brief_tokens: longer passages, and longer inner nodes, are cut, with a note in the
         trace; more tokens cost time.
     min_label_mass: the least mean P(yes)+P(no) among all next tokens that still counts as an answer (`yes_no` only).

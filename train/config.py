@@ -145,6 +145,9 @@ class DecisionObjectiveConfig:
         queries as wrong answers only learns to refuse them.
     none_share: of the slates, how many hold no right candidate ("none of these").
     choice_weight: weight of the multiple-choice question; it costs a second forward pass (yes/no head only).
+    none_weight: weight of the choice between all candidates and none-of-these, which is right on slates without a right
+        candidate. It weighs the log-odds of a slate together, which binary cross-entropy, that trains the same log-odds
+        one by one, does not; a yes/no head is asked one more question for it, which costs another forward pass.
     """
 
     min_candidates: int = 6
@@ -157,6 +160,7 @@ class DecisionObjectiveConfig:
     bce_weight: float = 1.0
     listwise_weight: float = 1.0
     choice_weight: float = 0.5
+    none_weight: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_candidates <= self.max_candidates:

@@ -10,17 +10,24 @@ import numpy as np
 
 from ...data_prep.corpus import Corpus
 from ...data_prep.hits import Cost
-from ..protocols import Candidate, DecisionScorer, Slate
+from ..protocols import Candidate, DecisionScorer, Slate, check_ids
 
 _SHOWN_NOTES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Everything that one query must judge at one step, in reading order."""
+    """Everything that one query must judge at one step, in reading order.
+
+    Raises:
+        ValueError: two candidates have the same id, even if they would go to different slates.
+    """
 
     query: str
     candidates: tuple[Candidate, ...]
+
+    def __post_init__(self) -> None:
+        check_ids(self.candidates)
 
 
 @dataclass(frozen=True, slots=True)

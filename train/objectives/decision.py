@@ -28,7 +28,7 @@ from ...models.decision.layout import PackedSlate, SlateLayout
 from ...models.decision.slates import node_candidate
 from ...models.protocols import Slate
 from ..config import DecisionObjectiveConfig
-from ..losses import bce_sum, listwise_sum
+from ..losses import bce_sum, listwise_sum, none_sum
 from .base import Batch, LossParts
 
 _RIVALS = 30
@@ -64,7 +64,8 @@ class DecisionObjective:
     """Binary cross-entropy on every candidate, listwise cross-entropy on every slate, and the final choice.
 
     For a pointer head the choice *is* the listwise softmax; a yes/no head answers a separate multiple-choice question
-    (term `choice`, weight `choice_weight`), whose slate holds the same candidates.
+    (term `choice`, weight `choice_weight`), whose slate holds the same candidates. With `none_weight` the choice is also
+    trained with none-of-these as an option (term `none`): the log-odds of a pointer head against 0, another question.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class DecisionObjective:
         config.check_fits(layout.config)
         self.rows, self.corpus, self.layout, self.config = list(rows), corpus, layout, config
         self.seed = seed
-        self._asks_choice = layout.config.head == "yes_no" and config.choice_weight > 0
+        yes_no = layout.config.head == "yes_no"
+        self._asks_choice = yes_no and config.choice_weight > 0
+        self._asks_none = yes_no and config.none_weight > 0
         self._gold_of_level = _gold_of_level(self.rows)
         self._asked_at = _asked_at(self.rows)
         self._nodes_of = {level: sorted(nodes) for level, nodes in self._asked_at.items()}
@@ -104,7 +107,11 @@ class DecisionObjective:
     def weights(self) -> dict[str, float]:
         """Weight of each loss term."""
         terms = {"bce": self.config.bce_weight, "listwise": self.config.listwise_weight}
-        return {**terms, "choice": self.config.choice_weight} if self._asks_choice else terms
+        if self._asks_choice:
+            terms["choice"] = self.config.choice_weight
+        if self.config.none_weight > 0:
+            terms["none"] = self.config.none_weight
+        return terms
 
     def length(self, row: int, epoch: int) -> int:
         """Tokens that the row's slate takes in that epoch."""
@@ -120,10 +127,12 @@ class DecisionObjective:
         counts = {"bce": float(len(labels_Q)), "listwise": with_gold}
         if self._asks_choice:
             counts["choice"] = with_gold
+        if self.config.none_weight > 0:
+            counts["none"] = float(len(labels_of))
         slates, *choices = zip(*(self._packed(slates) for slates, _ in drawn), strict=True)
         return DecisionBatch(
             SlateBatch.of(slates),
-            SlateBatch.of(choices[0]) if choices else None,
+            SlateBatch.of([packed for asked in choices for packed in asked]) if choices else None,
             labels_Q,
             torch.from_numpy(query_Q),
             counts if rows else dict.fromkeys(counts, 0.0),
@@ -138,8 +147,11 @@ class DecisionObjective:
         labels_Q, query_Q = batch.labels_Q.to(device), batch.query_Q.to(device)
         N = sum(len(slate.queries) for slate in batch.slates.slates)
         sums = {"bce": bce_sum(yes_Q, labels_Q), "listwise": listwise_sum(yes_Q, labels_Q, query_Q, N)}
-        if choice_Q is not None:
-            sums["choice"] = listwise_sum(choice_Q, labels_Q, query_Q, N)
+        asked = [] if choice_Q is None else list(choice_Q.split(len(labels_Q)))  # as `_packed` asks
+        if self._asks_choice:
+            sums["choice"] = listwise_sum(asked[0], labels_Q, query_Q, N)
+        if self.config.none_weight > 0:
+            sums["none"] = none_sum(asked[-1] if self._asks_none else yes_Q, labels_Q, query_Q, N)
         if not batch.names:
             return LossParts({name: value * 0.0 for name, value in sums.items()})
         return LossParts(sums)
@@ -158,10 +170,14 @@ class DecisionObjective:
         return slates, labels_NC.astype(np.float32)
 
     def _packed(self, slates: Sequence[Slate]) -> list[PackedSlate]:
-        """The yes/no slate and, where it is trained, the multiple-choice one."""
+        """The yes/no slate and, where they are trained, the multiple-choice one and that with none-of-these."""
         queries, candidates = [slate.query for slate in slates], slates[0].candidates
         packed = [self.layout.pack(queries, candidates)]
-        return [*packed, self.layout.pack_choice(queries, candidates)] if self._asks_choice else packed
+        if self._asks_choice:
+            packed.append(self.layout.pack_choice(queries, candidates))
+        if self._asks_none:
+            packed.append(self.layout.pack_choice(queries, candidates, none=True))
+        return packed
 
     def _drawn(self, row: int, epoch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of a row in an epoch: the rows of the corpus on its slate, as the model reads them, and who asks."""
