@@ -79,7 +79,7 @@ class DecisionConfig:
         up each candidate for a pointer head.
     branch: what a yes/no branch repeats of its candidate: `tag` or `tag_title` (longer, easier to bind).
     max_candidates, max_slate_tokens: an oversized level is split; more rivals in one slate compare
-        better, and cost memory.
+        better, and cost memory. A model with a shorter context caps the tokens further.
     max_candidate_tokens, max_brief_tokens: longer passages, and longer inner nodes, are cut, with a note in the
         trace; more tokens cost time.
     query_cut: what a longer query loses: its `end`, or its `middle` (a dialogue, newest turn first, keeps its question

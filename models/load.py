@@ -115,7 +115,7 @@ def load_scorer(path: str | Path, *, device: str = "auto", dtype: str = "auto") 
     place = pick_device(device)
     try:
         backbone, tokenizer = load_backbone(ModelConfig(path=str(export.path.resolve()), dtype=dtype), place)
-        layout = open_layout(tokenizer, config)
+        layout = open_layout(tokenizer, config, backbone)
     except (OSError, ValueError) as error:
         raise ExportError(f"{export.path}: what it holds cannot be opened: {error}") from error
     refuse_mismatch({**stored, "decision": _CAME_LATER | stored["decision"]}, contract(layout), file)

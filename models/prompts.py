@@ -60,6 +60,21 @@ _NAVIGATE = DecisionPrompt(
     choice_label="{n}]",
 )
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonePrompt:
+    """What a multiple-choice question in words adds where it may be that no candidate is right.
+
+    It is separate from `DecisionPrompt`, because a pointer head, which asks nothing in words, never shows it.
+    `question` follows `choice_question`; `label` is written like a `choice_label`, with a number that no candidate has.
+    """
+
+    version: int
+    question: str
+    label: str
+
+
+NONE_PROMPT = NonePrompt(version=1, question=" If none of them answers it, write [0].", label="0]")
+
 # `plain` leaves the cue out: a model that is trained to match tokens reads a quarter less without it.
 DECISION_PROMPTS = {"navigate": _NAVIGATE, "plain": replace(_NAVIGATE, cue="")}
 
@@ -71,6 +86,6 @@ def decision_prompt(name: str) -> DecisionPrompt:
     return DECISION_PROMPTS[name]
 
 
-def prompt_hash(prompt: DecisionPrompt) -> str:
+def prompt_hash(prompt: DecisionPrompt | NonePrompt) -> str:
     """sha256 over every word of the prompt: what an exported folder stores and `load` compares."""
     return hashlib.sha256(json.dumps(asdict(prompt), sort_keys=True).encode()).hexdigest()

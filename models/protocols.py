@@ -13,6 +13,9 @@ import numpy as np
 
 from ..data_prep.hits import Cost, Hits
 
+# The most options of one choice, none-of-these included.
+MAX_OPTIONS = 255
+
 
 @runtime_checkable
 class Retriever(Protocol):
@@ -38,12 +41,33 @@ class Candidate:
     brief: bool = False
 
 
+def check_ids(candidates: Sequence[Candidate]) -> None:
+    """Raise ValueError that names the id which two candidates have."""
+    if len({c.id for c in candidates}) == len(candidates):
+        return
+    seen: set[str] = set()
+    for candidate in candidates:
+        if candidate.id in seen:
+            raise ValueError(
+                f"candidate id {candidate.id!r} appears twice among {len(candidates)} candidates, whose answers go "
+                "back to their ids: leave one out, or give it an id of its own"
+            )
+        seen.add(candidate.id)
+
+
 @dataclass(frozen=True, slots=True)
 class Slate:
-    """Candidates that share one context, judged together for one query, in reading order."""
+    """Candidates that share one context, judged together for one query, in reading order.
+
+    Raises:
+        ValueError: two candidates have the same id.
+    """
 
     query: str
     candidates: tuple[Candidate, ...]
+
+    def __post_init__(self) -> None:
+        check_ids(self.candidates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +109,9 @@ class DecisionScorer(Protocol):
 
         With `none` one more option says that no candidate is right: `SlateScores.none`, and the candidates'
         probabilities sum to 1 less that.
+
+        Raises:
+            ValueError: a slate with more than `MAX_OPTIONS` options.
         """
         ...
 

@@ -161,6 +161,9 @@ class DecisionObjectiveConfig:
         levels keep the gold path longer at the price of the order of the leaves; only their ratios matter.
     positive_weights: how often a right candidate counts in `bce`, by level likewise. Above 1 buys recall with
         confidence: P(yes) rises everywhere, its odds by up to this factor.
+    none_weight: weight of the choice between all candidates and none-of-these, which is right on slates without a right
+        candidate. It weighs the log-odds of a slate together, which binary cross-entropy, that trains the same log-odds
+        one by one, does not; a yes/no head is asked one more question for it, which costs another forward pass.
     """
 
     min_candidates: int = 6
@@ -181,6 +184,7 @@ class DecisionObjectiveConfig:
     choice_weight: float = 0.5
     level_weights: list[float] = field(default_factory=lambda: [1.0])
     positive_weights: list[float] = field(default_factory=lambda: [1.0])
+    none_weight: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_candidates <= self.max_candidates:

@@ -38,6 +38,24 @@ def question_weights(labels_Q: Tensor, weight_Q: Tensor, positive_Q: Tensor) -> 
     return weight_Q * torch.where(labels_Q > 0, positive_Q, 1.0)
 
 
+def none_sum(
+    logits_Q: Tensor, labels_Q: Tensor, slate_Q: Tensor, num_slates: int, weight_S: Tensor | None = None
+) -> Tensor:
+    """Softmax cross-entropy inside each slate over its candidates and none-of-these, whose logit is 0; summed.
+
+    As `listwise_sum`, with none-of-these as the positive of a slate that has no other. Count: the sum of the weights.
+    """
+    each_S = torch.arange(num_slates, device=slate_Q.device)
+    positives_S = labels_Q.new_zeros(num_slates).index_add(0, slate_Q, labels_Q)
+    return listwise_sum(
+        torch.cat([logits_Q, logits_Q.new_zeros(num_slates)]),
+        torch.cat([labels_Q, (positives_S == 0).to(labels_Q.dtype)]),
+        torch.cat([slate_Q, each_S]),
+        num_slates,
+        weight_S,
+    )
+
+
 def log_softmax_by_slate(logits_Q: Tensor, slate_Q: Tensor, num_slates: int) -> Tensor:
     """Logarithm of the softmax over the candidates of each slate (Q,), all slates at once."""
     top_S = torch.full((num_slates,), -torch.inf, device=logits_Q.device, dtype=logits_Q.dtype)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from ..backbone import add_adapter, load_backbone
 from ..config import AdapterConfig, DecisionConfig, ModelConfig
-from ..prompts import decision_prompt, prompt_hash
+from ..prompts import NONE_PROMPT, decision_prompt, prompt_hash
 from ..tokenizer import SafeTokenizer
 from .head import PointerHead
 from .layout import SlateLayout
@@ -46,7 +46,7 @@ def build_decision(
     backbone, tokenizer = load_backbone(model, device, four_bit=four_bit)
     if adapter is not None and four_bit and to_merge:
         backbone, adapter = backbone.dequantize(), replace(adapter, kind="lora")
-    layout = SlateLayout(SafeTokenizer(tokenizer), decision)
+    layout = open_layout(tokenizer, decision, backbone)
     if adapter is None:
         backbone.requires_grad_(False)
     else:
@@ -78,23 +78,48 @@ def load_head(head: PointerHead, file: Path) -> None:
 
 
 def wrap_decision(backbone: PreTrainedModel, layout: SlateLayout) -> DecisionModel:
-    """The decision network of a loaded backbone, on its device."""
+    """The decision network of a loaded backbone, on its device.
+
+    Raises:
+        ValueError: the layout was opened without the backbone, and fills slates that are longer than its context.
+    """
+    context = context_length(backbone)
+    if context is not None and layout.max_slate_tokens > context:
+        raise ValueError(
+            f"slates of decision.max_slate_tokens={layout.max_slate_tokens} tokens are longer than the context of the "
+            f"model (max_position_embeddings={context}): open the layout with the backbone, which caps them, or lower "
+            "decision.max_slate_tokens"
+        )
     attention = "packed" if backbone.config._attn_implementation == "flex_attention" else "two_pass"
     network = DecisionModel(backbone, layout.label_ids, attention, layout.config.readout)
     return network.to(network.device)
 
 
-def open_layout(tokenizer: PreTrainedTokenizerBase, decision: DecisionConfig) -> SlateLayout:
-    """The layout of a loaded tokenizer."""
-    return SlateLayout(SafeTokenizer(tokenizer), decision)
+def open_layout(
+    tokenizer: PreTrainedTokenizerBase, decision: DecisionConfig, backbone: PreTrainedModel | None = None
+) -> SlateLayout:
+    """The layout of a loaded tokenizer, whose slates fit the context of `backbone` (None: of any model)."""
+    return SlateLayout(SafeTokenizer(tokenizer), decision, None if backbone is None else context_length(backbone))
+
+
+def context_length(backbone: PreTrainedModel) -> int | None:
+    """Positions that the model was made for (None: its configuration does not say)."""
+    return getattr(backbone.config.get_text_config(), "max_position_embeddings", None)
 
 
 def contract(layout: SlateLayout) -> dict[str, object]:
     """What training and inference must agree on; stored in checkpoints and exports, compared when they are loaded."""
     prompt = decision_prompt(layout.config.instruction)
+    words: dict[str, object] = {
+        "name": layout.config.instruction,
+        "version": prompt.version,
+        "sha256": prompt_hash(prompt),
+    }
+    if layout.config.head == "yes_no":  # a pointer head never shows them
+        words["none"] = {"version": NONE_PROMPT.version, "sha256": prompt_hash(NONE_PROMPT)}
     return {
         "decision": asdict(layout.config),
-        "prompt": {"name": layout.config.instruction, "version": prompt.version, "sha256": prompt_hash(prompt)},
+        "prompt": words,
         "tokenizer_sha256": layout.tokenizer.fingerprint,
         "label_ids": list(layout.label_ids) if layout.label_ids else None,
     }

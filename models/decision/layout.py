@@ -12,13 +12,12 @@ from functools import lru_cache
 from itertools import product
 
 from ..config import DecisionConfig
-from ..prompts import decision_prompt
-from ..protocols import Candidate, Slate
+from ..prompts import NONE_PROMPT, decision_prompt
+from ..protocols import MAX_OPTIONS, Candidate, Slate
 from ..tokenizer import SafeTokenizer
 from .prefix_tree import PrefixTree
 
 _REMEMBERED_TEXTS = 100_000
-_MAX_OPTIONS = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +32,7 @@ class PackedSlate:
         query after query; pointer head: one a query with the candidates first, otherwise none.
     label_tokens: how many tokens at the end of each branch are the label of an option (0: it is not one).
     notes: which texts were cut, for each query (N,).
+    none: whether the last branch of each query is the option that no candidate is right.
     tree: the branches with their common beginnings shared.
     """
 
@@ -45,6 +45,7 @@ class PackedSlate:
     label_tokens: list[int] = field(default_factory=list)
     candidates_first: bool = False
     notes: tuple[tuple[str, ...], ...] = ((),)
+    none: bool = False
     tree: PrefixTree = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -64,14 +65,20 @@ class SlateLayout:
     """Renders slates for one prompt, head and tokenizer; the only place that does, in training and inference.
 
     Token ids of queries, titles and texts are remembered: the same node is shown to many queries.
+    max_slate_tokens: the cap in effect: `decision.max_slate_tokens`, or the model's context where that is shorter. It is
+        no part of an export's contract, which holds the setting.
 
     Raises:
         ValueError: yes and no are not two single tokens, or a slate cannot hold one candidate beside the query.
     """
 
-    def __init__(self, tokenizer: SafeTokenizer, config: DecisionConfig) -> None:
-        """Tokenise the fixed words and resolve the label ids in context."""
-        self.tokenizer, self.config = tokenizer, config
+    def __init__(self, tokenizer: SafeTokenizer, config: DecisionConfig, context: int | None = None) -> None:
+        """Tokenise the fixed words and resolve the label ids in context.
+
+        context: positions that the model was made for (`max_position_embeddings`; None: unlimited).
+        """
+        self.tokenizer, self.config, self.context = tokenizer, config, context
+        self.max_slate_tokens = min(config.max_slate_tokens, context or config.max_slate_tokens)
         self.prompt = prompt = decision_prompt(config.instruction)
         self._before, self._after = tokenizer.chat_frame(prompt.system)
         data = tokenizer.data
@@ -86,20 +93,23 @@ class SlateLayout:
         self._choice_question, self._choice_answer = data(prompt.choice_question), data(prompt.choice_answer)
         self._tag = lru_cache(maxsize=None)(lambda n: data(prompt.tag.format(n=n + 1)))
         self._choice_label = lru_cache(maxsize=None)(lambda n: data(prompt.choice_label.format(n=n + 1)))
+        self._none_question, self._none_label = data(NONE_PROMPT.question), data(NONE_PROMPT.label)
         self._words = lru_cache(maxsize=_REMEMBERED_TEXTS)(self._tokenize)
         self._asked = lru_cache(maxsize=_REMEMBERED_TEXTS)(self._tokenize_query)
         self._longest_body = max(config.max_candidate_tokens, config.max_brief_tokens)
         self.label_ids = self._resolve_labels() if config.head == "yes_no" else None
-        numbers = range(max(config.max_candidates, _MAX_OPTIONS))
+        numbers = range(max(config.max_candidates, MAX_OPTIONS))
         self._longest_tag = max(len(self._tag(n)) for n in numbers)
         self._longest_label = max(len(self._choice_label(n)) for n in numbers)
         title = 0 if config.branch == "tag" else config.max_candidate_tokens
         if self.max_candidate_tokens_per_slate < self._size(self._longest_body, config.max_candidate_tokens, title):
+            short = self.max_slate_tokens < config.max_slate_tokens
             raise ValueError(
-                f"decision.max_slate_tokens={config.max_slate_tokens} cannot hold one candidate of "
+                f"decision.max_slate_tokens={config.max_slate_tokens} "
+                f"{f'(cut to {context}, the context of the model) ' if short else ''}cannot hold one candidate of "
                 f"decision.max_candidate_tokens={config.max_candidate_tokens} (or max_brief_tokens="
-                f"{config.max_brief_tokens}) with its heading, and a query of "
-                f"decision.max_query_tokens={config.max_query_tokens}; raise the first or lower the others"
+                f"{config.max_brief_tokens}) with its heading, and a query of decision.max_query_tokens="
+                f"{config.max_query_tokens}; {'' if short else 'raise the first or '}lower the others"
             )
 
     def render(self, slate: Slate, questions: Sequence[int] | None = None) -> PackedSlate:
@@ -118,7 +128,8 @@ class SlateLayout:
         With the query first a slate belongs to one query.
 
         Raises:
-            ValueError: as `render`, or several queries share a slate that begins with the query.
+            ValueError: as `render`, several queries share a slate that begins with the query, or the candidates do not
+                fit the model's context.
         """
         trunk = self._trunk(queries, candidates)
         asked = range(len(candidates)) if questions is None else questions
@@ -126,26 +137,34 @@ class SlateLayout:
             if not 0 <= n < len(candidates):
                 raise ValueError(f"a question about candidate {n} of a slate of {len(candidates)}")
         if self.config.head == "pointer":  # read at the end of the query, not in an answer
-            return trunk.packed(asked, trunk.branches, [0] * len(trunk.branches))
+            return self._checked(trunk.packed(asked, trunk.branches, [0] * len(trunk.branches)))
         branches = trunk.ask([*self._question, *self._after], [self._branch(candidates[n], n) for n in asked])
-        return trunk.packed(asked, branches, [0] * len(branches))
+        return self._checked(trunk.packed(asked, branches, [0] * len(branches)))
 
-    def render_choice(self, slate: Slate) -> PackedSlate:
+    def render_choice(self, slate: Slate, *, none: bool = False) -> PackedSlate:
         """The packed slate of one multiple-choice question over all its candidates.
 
         One branch an option ends with the option's label ("3]" for a yes/no head); the pointer head asks as always. The
-        bracket closes every label, so no label is the beginning of another and their probabilities compare.
+        bracket closes every label, so no label is the beginning of another and their probabilities compare. With `none`
+        the question of a yes/no head offers one more, which comes last: that no candidate is right.
         """
-        return self.pack_choice([slate.query], slate.candidates)
+        return self.pack_choice([slate.query], slate.candidates, none=none)
 
-    def pack_choice(self, queries: Sequence[str], candidates: Sequence[Candidate]) -> PackedSlate:
+    def pack_choice(
+        self, queries: Sequence[str], candidates: Sequence[Candidate], *, none: bool = False
+    ) -> PackedSlate:
         """As `render_choice`, for several queries that ask about the same candidates."""
         if self.config.head == "pointer":
             return self.pack(queries, candidates)
         trunk = self._trunk(queries, candidates)
         labels = [list(self._choice_label(n)) for n in range(len(candidates))]
-        branches = trunk.ask([*self._choice_question, *self._after, *self._choice_answer], labels)
-        return trunk.packed(range(len(candidates)), branches, [len(label) for label in labels] * len(queries))
+        question = self._choice_question
+        if none:
+            labels.append(self._none_label)
+            question = [*question, *self._none_question]
+        branches = trunk.ask([*question, *self._after, *self._choice_answer], labels)
+        lengths = [len(label) for label in labels] * len(queries)
+        return self._checked(trunk.packed(range(len(candidates)), branches, lengths, none))
 
     @property
     def max_candidate_tokens_per_slate(self) -> int:
@@ -154,8 +173,9 @@ class SlateLayout:
         frame = len(self._before + self._query + self._candidates + self._again + self._cue + self._after)
         question = len(self._question)
         if self.config.head == "yes_no":
-            question = max(question, len(self._choice_question + self._choice_answer))
-        return self.config.max_slate_tokens - query - frame - question
+            none = self._none_question + self._none_label
+            question = max(question, len(self._choice_question + none + self._choice_answer))
+        return self.max_slate_tokens - query - frame - question
 
     def num_tokens(self, candidate: Candidate) -> int:
         """The most tokens that the candidate takes of a slate, in trunk and branch, with a heading of its own.
@@ -172,6 +192,16 @@ class SlateLayout:
         if self.config.head == "yes_no":
             size += max(self._longest_tag + title + len(self._answer), self._longest_label)
         return size
+
+    def _checked(self, packed: PackedSlate) -> PackedSlate:
+        positions = len(packed.trunk) + max(map(len, packed.branches), default=0)
+        if self.context is not None and positions > self.context:
+            raise ValueError(
+                f"a slate of {len(packed.ends)} candidates takes {positions} positions, and the model was made for "
+                f"{self.context}: show it fewer candidates at once (`split` does, within "
+                "`max_candidate_tokens_per_slate`), or lower decision.max_candidate_tokens"
+            )
+        return packed
 
     def _trunk(self, queries: Sequence[str], candidates: Sequence[Candidate]) -> _Trunk:
         if not candidates:
@@ -288,10 +318,12 @@ class _Trunk:
             return labels
         return [[*query, *question, *label] for query in self.branches for label in labels]
 
-    def packed(self, asked: Sequence[int], branches: list[list[int]], label_tokens: list[int]) -> PackedSlate:
+    def packed(
+        self, asked: Sequence[int], branches: list[list[int]], label_tokens: list[int], none: bool = False
+    ) -> PackedSlate:
         """The slate with these branches, asking about the candidates `asked`."""
         starts, ends = ([places[n] for n in asked] for places in (self.starts, self.ends))
         headings = [self.headings[n] for n in asked]
         notes = tuple((*of_query, *self.notes) for of_query in self.query_notes)
         first = bool(self.branches)
-        return PackedSlate(self.ids, starts, ends, headings, self.queries, branches, label_tokens, first, notes)
+        return PackedSlate(self.ids, starts, ends, headings, self.queries, branches, label_tokens, first, notes, none)

@@ -103,6 +103,8 @@ class DecisionModel(nn.Module):
         """Logits (Q,) whose softmax inside a slate is the answer to its multiple-choice question.
 
         Yes/no head: log-probability of each option's label tokens after the trunk. Pointer head: its log-odds.
+        Where a slate offers none-of-these, they are log-odds against that, which therefore has logit 0; those of a
+        pointer head, which its training sets against nothing being right, always are.
         """
         if self.head is not None:
             return self.yes_logits(batch)
@@ -117,7 +119,8 @@ class DecisionModel(nn.Module):
         parts = zip(before_RH.split(_ROWS_AT_ONCE), token_R.split(_ROWS_AT_ONCE), strict=True)
         logp_R = torch.cat([self._log_probs(h).gather(1, ids[:, None])[:, 0] for h, ids in parts])
         logp_SL = torch.zeros(label_SL.shape, device=logp_R.device).index_put((slate_R, place_R), logp_R)
-        return torch.where(real_BK, logp_SL[slate_B, batch.label_pos_BK.clamp(min=0)], 0.0).sum(1)
+        logp_B = torch.where(real_BK, logp_SL[slate_B, batch.label_pos_BK.clamp(min=0)], 0.0).sum(1)
+        return _against_none(logp_B, batch)
 
     def _log_probs(self, states_NH: Tensor) -> Tensor:
         return self.backbone.get_output_embeddings()(states_NH).float().log_softmax(-1)  # type: ignore[no-any-return]
@@ -168,6 +171,22 @@ class DecisionModel(nn.Module):
         # The decoder without its LM head; PEFT wraps layers in place, so the hooks of an adapter are kept.
         backbone: Any = self.backbone
         return (backbone.get_base_model() if hasattr(backbone, "get_base_model") else backbone).base_model
+
+
+def _against_none(logp_B: Tensor, batch: SlateBatch) -> Tensor:
+    """Log-probabilities of the options (Q,), less that of none-of-these where a slate offers it."""
+    if not any(slate.none for slate in batch.slates):
+        return logp_B
+    options: list[int] = []
+    against: list[int] = []  # the branch of none-of-these, or one past the last
+    start = 0
+    for slate in batch.slates:
+        count = len(slate.ends)
+        for _ in slate.queries:
+            options += range(start, start + count)
+            against += [start + count if slate.none else len(logp_B)] * count
+            start += count + slate.none
+    return logp_B[options] - functional.pad(logp_B, (0, 1))[against]
 
 
 def _last(hidden_STH: Tensor, length_S: Tensor) -> Tensor:

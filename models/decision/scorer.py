@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ...data_prep.hits import Cost
 from ..protocols import Candidate, Slate, SlateScores
 from .batch import SlateBatch
+from .choose import check_options
 from .layout import PackedSlate, SlateLayout
 from .model import DecisionModel
 
@@ -64,13 +68,22 @@ class LocalScorer:
         """
         return self._run(slates, self.layout.pack, self._yes)
 
-    def choose(self, slates: Sequence[Slate]) -> list[SlateScores]:
+    def choose(self, slates: Sequence[Slate], *, none: bool = False) -> list[SlateScores]:
         """One multiple-choice question a slate: probabilities that sum to 1 over its candidates.
 
+        With `none` one more option, that no candidate is right: with z_c the log-odds of a candidate against it, which
+        its own BCE trains (pointer head) or a label of its own gives (yes/no head), it gets 1 / (1 + sum of exp z_c).
+
         Raises:
+            ValueError: a slate has more than `MAX_OPTIONS` options.
             FloatingPointError: the model's logits are not finite.
         """
-        return self._run(slates, self.layout.pack_choice, self._choose)
+        for slate in slates:
+            check_options(len(slate.candidates), none)
+        if not none:
+            return self._run(slates, self.layout.pack_choice, self._choose)
+        answers = self._run(slates, partial(self.layout.pack_choice, none=True), partial(self._choose, none=True))
+        return [replace(a, values_C=a.values_C[:-1], none=float(a.values_C[-1])) for a in answers]
 
     def _yes(self, batch: SlateBatch) -> list[np.ndarray]:
         if self.model.head is not None:
@@ -81,8 +94,10 @@ class LocalScorer:
             self._check_mass(states_QH, batch)
         return [torch.sigmoid(part.double()).cpu().numpy() for part in _by_query(log_odds, batch)]
 
-    def _choose(self, batch: SlateBatch) -> list[np.ndarray]:
-        return [part.double().softmax(0).cpu().numpy() for part in _by_query(self.model.choice_logits(batch), batch)]
+    def _choose(self, batch: SlateBatch, none: bool = False) -> list[np.ndarray]:
+        """Probabilities of each query's options; with `none` that of none-of-these, whose logit is 0, comes last."""
+        parts = _by_query(self.model.choice_logits(batch), batch)
+        return [functional.pad(part.double(), (0, int(none))).softmax(0).cpu().numpy() for part in parts]
 
     def _run(self, slates: Sequence[Slate], pack: Pack, read: Read) -> list[SlateScores]:
         shared = self._shared(slates)
@@ -127,7 +142,7 @@ class LocalScorer:
                 value_C = next(values)
                 if not np.isfinite(value_C).all():
                     raise FloatingPointError(
-                        f"the model answers {value_C[~np.isfinite(value_C)][0]} in a slate of {len(value_C)} "
+                        f"the model answers {value_C[~np.isfinite(value_C)][0]} in a slate of {len(slate.ends)} "
                         "candidates: its weights are damaged, or too large for its dtype; try model.dtype=float32 or "
                         "bfloat16"
                     )

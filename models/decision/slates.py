@@ -12,7 +12,7 @@ import numpy as np
 from ...data_prep.corpus import Corpus
 from ...data_prep.hits import Cost
 from ..config import NavigateConfig
-from ..protocols import Candidate, DecisionScorer, Slate
+from ..protocols import Candidate, DecisionScorer, Slate, check_ids
 
 _SHOWN_NOTES = 3
 _REMEMBERED_NODES = 32_768
@@ -23,11 +23,17 @@ class Pool:
     """Everything that one query must judge at one step, in reading order.
 
     `pages` says which candidates stand on one page, by any number of it (C,); only page by page scoring needs it.
+
+    Raises:
+        ValueError: two candidates have the same id, even if they would go to different slates.
     """
 
     query: str
     candidates: tuple[Candidate, ...]
     pages: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_ids(self.candidates)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ COST = Cost(requests=1, forwards=1, prompt_tokens=10, max_concurrency=1)
 class FakeScorer:
     """P(yes) is `believe(query, candidate)`; the choice is its softmax, unless `prefer` says otherwise.
 
+    None-of-these counts as a candidate of value 0.
+
     `asked` and `chosen` hold every slate in the order in which it was asked about.
     """
 
@@ -38,10 +40,14 @@ class FakeScorer:
         self.asked += slates
         return [self._answer(slate, self.believe) for slate in slates]
 
-    def choose(self, slates: Sequence[Slate]) -> list[SlateScores]:
+    def choose(self, slates: Sequence[Slate], *, none: bool = False) -> list[SlateScores]:
         self.chosen += slates
         scores = [self._answer(slate, self.prefer) for slate in slates]
-        return [SlateScores(np.exp(s.values_C) / np.exp(s.values_C).sum(), s.notes, s.cost) for s in scores]
+        totals = [np.exp(s.values_C).sum() + none for s in scores]
+        return [
+            SlateScores(np.exp(s.values_C) / total, s.notes, s.cost, float(1 / total) if none else None)
+            for s, total in zip(scores, totals, strict=True)
+        ]
 
     def _answer(self, slate: Slate, value: Callable[[str, Candidate], float]) -> SlateScores:
         assert 0 < len(slate.candidates) <= self.max_candidates

@@ -17,7 +17,7 @@ from ...models.decision.layout import PackedSlate, SlateLayout
 from ...models.decision.slates import node_candidate
 from ...models.protocols import Slate
 from ..config import DecisionObjectiveConfig
-from ..losses import bce_sum, listwise_sum, question_weights
+from ..losses import bce_sum, listwise_sum, none_sum, question_weights
 from .base import Batch, LossParts
 from .decision_rivals import gold_path_rows
 from .decision_slates import SlateDraw, draw
@@ -70,7 +70,8 @@ class DecisionObjective:
     """Binary cross-entropy on every candidate, listwise cross-entropy on every slate, and the final choice.
 
     For a pointer head the choice *is* the listwise softmax; a yes/no head answers a separate multiple-choice question
-    (term `choice`, weight `choice_weight`), whose slate holds the same candidates.
+    (term `choice`, weight `choice_weight`), whose slate holds the same candidates. With `none_weight` the choice is also
+    trained with none-of-these as an option (term `none`): the log-odds of a pointer head against 0, another question.
 
     Each term is a weighted mean over the step: a slate counts the weight of its level in sum and count alike, and a
     right candidate counts `positive_weights` times in `bce`.
@@ -99,7 +100,9 @@ class DecisionObjective:
         config.check_fits(layout.config)
         self.rows, self.corpus, self.layout, self.config = list(rows), corpus, layout, config
         self.seed, self.name = seed, name
-        self._asks_choice = layout.config.head == "yes_no" and config.choice_weight > 0
+        yes_no = layout.config.head == "yes_no"
+        self._asks_choice = yes_no and config.choice_weight > 0
+        self._asks_none = yes_no and config.none_weight > 0
         self._draw = lru_cache(maxsize=_REMEMBERED_DRAWS)(SlateDraw(self.rows, corpus, layout, config, seed))
 
     @property
@@ -111,7 +114,11 @@ class DecisionObjective:
     def weights(self) -> dict[str, float]:
         """Weight of each loss term."""
         terms = {"bce": self.config.bce_weight, "listwise": self.config.listwise_weight}
-        return {**terms, "choice": self.config.choice_weight} if self._asks_choice else terms
+        if self._asks_choice:
+            terms["choice"] = self.config.choice_weight
+        if self.config.none_weight > 0:
+            terms["none"] = self.config.none_weight
+        return terms
 
     def length(self, row: int, epoch: int) -> int:
         """Tokens that the row's slate takes in that epoch."""
@@ -137,10 +144,12 @@ class DecisionObjective:
         counts = {"bce": float(weight_Q.double().sum()), "listwise": with_gold}
         if self._asks_choice:
             counts["choice"] = with_gold
+        if self.config.none_weight > 0:
+            counts["none"] = float(weight_N.double().sum())
         slates, *choices = zip(*(self._packed(example.slates) for example in examples), strict=True)
         return DecisionBatch(
             slates=SlateBatch.of(slates),
-            choices=SlateBatch.of(choices[0]) if choices else None,
+            choices=SlateBatch.of([packed for asked in choices for packed in asked]) if choices else None,
             labels_Q=labels_Q,
             query_Q=query_Q,
             weight_Q=weight_Q,
@@ -161,8 +170,11 @@ class DecisionObjective:
             "bce": bce_sum(yes_Q, labels_Q, weight_Q),
             "listwise": listwise_sum(yes_Q, labels_Q, query_Q, N, weight_N),
         }
-        if choice_Q is not None:
-            sums["choice"] = listwise_sum(choice_Q, labels_Q, query_Q, N, weight_N)
+        asked = [] if choice_Q is None else list(choice_Q.split(len(labels_Q)))  # as `_packed` asks
+        if self._asks_choice:
+            sums["choice"] = listwise_sum(asked[0], labels_Q, query_Q, N, weight_N)
+        if self.config.none_weight > 0:
+            sums["none"] = none_sum(asked[-1] if self._asks_none else yes_Q, labels_Q, query_Q, N, weight_N)
         if not batch.names:
             return LossParts({name: value * 0.0 for name, value in sums.items()})
         return LossParts(sums)
@@ -187,10 +199,14 @@ class DecisionObjective:
         return Example(*self.shared(row, epoch), source.level, f"{name} (epoch {epoch})")
 
     def _packed(self, slates: Sequence[Slate]) -> list[PackedSlate]:
-        """The yes/no slate and, where it is trained, the multiple-choice one."""
+        """The yes/no slate and, where they are trained, the multiple-choice one and that with none-of-these."""
         queries, candidates = [slate.query for slate in slates], slates[0].candidates
         packed = [self.layout.pack(queries, candidates)]
-        return [*packed, self.layout.pack_choice(queries, candidates)] if self._asks_choice else packed
+        if self._asks_choice:
+            packed.append(self.layout.pack_choice(queries, candidates))
+        if self._asks_none:
+            packed.append(self.layout.pack_choice(queries, candidates, none=True))
+        return packed
 
 
 def _at(values: Sequence[float], level: int) -> float:

@@ -1,6 +1,7 @@
 """What a slate looks like as tokens, and that its budget holds."""
 
 from bisect import bisect_left
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -199,10 +200,10 @@ def small_layout(head, branch):
 def test_budget_is_an_upper_bound(query, chosen, head, branch, copies):
     """The frame, the longest query and the sum over candidates are never less than the tokens that are read."""
     layout = small_layout(head, branch)
-    slate = Slate(query, (tuple(chosen) * 4**copies)[:255])
+    slate = Slate(query, tuple(replace(c, id=str(n)) for n, c in enumerate((chosen * 4**copies)[:254])))
     budget = sum(layout.num_tokens(c) for c in slate.candidates)
     frame = layout.config.max_slate_tokens - layout.max_candidate_tokens_per_slate
-    for packed in (layout.render(slate), layout.render_choice(slate)):
+    for packed in (layout.render(slate), layout.render_choice(slate), layout.render_choice(slate, none=True)):
         assert packed.num_tokens <= frame + budget
 
 

@@ -1,5 +1,7 @@
 """Splitting pools into slates, and putting the answers together again."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -91,12 +93,13 @@ def test_no_slate_exceeds_its_tokens(candidates, query, head):
     scorer = FakeScorer(
         None, max_candidates=9, max_tokens=layout.max_candidate_tokens_per_slate, size=layout.num_tokens
     )
-    slates = split(Pool("w " * query, tuple(candidates)), scorer)
+    unique = tuple(replace(c, id=str(n)) for n, c in enumerate(candidates))
+    slates = split(Pool("w " * query, unique), scorer)
     assert sum(len(slate.candidates) for slate in slates) == len(candidates)
     for slate in slates:
         packed = layout.render(slate)
         assert packed.num_tokens <= 1100
-        assert layout.render_choice(slate).num_tokens <= 1100
+        assert layout.render_choice(slate, none=True).num_tokens <= 1100
         texts = ((c.brief, f"{c.title}: {c.text}" if c.title else c.text) for c in slate.candidates)
         cut = sum(len(SAFE.data(f" {text}")) > (30 if brief else 90) for brief, text in texts)
         assert cut == sum("text of" in note for note in packed.notes[0])
