@@ -75,21 +75,29 @@ def load(
     device: str = "auto",
     dtype: str = "auto",
     navigate: NavigateConfig | None = None,
+    static: str | Path | None = None,
+    trunk_cache_bytes: int = 0,
 ) -> Navigator:
     """A retriever over `corpus` from an exported folder.
 
     corpus: a `Corpus`, or a folder of one, or a prepared folder that holds one.
     navigate: budgets instead of the exported ones.
+    static: a folder of `retrail static`, whose slates are then read no more.
+    trunk_cache_bytes: memory for candidates that come back in later searches (see `LocalScorer`).
 
     Raises:
         FileNotFoundError: a path that is not there.
         ExportError: the folder does not match this version's prompt, or its own tokenizer.
+        StaticError: the static slates are damaged, or of another model or corpus.
     """
     from .decision.navigate import Navigator
 
     export = read_export(path)
     opened = corpus if isinstance(corpus, Corpus) else open_corpus(corpus)
-    return Navigator(load_scorer(path, device=device, dtype=dtype), opened, navigate or export.navigate)
+    scorer = load_scorer(path, device=device, dtype=dtype, static=static, trunk_cache_bytes=trunk_cache_bytes)
+    if scorer.static is not None:
+        scorer.static.check_corpus(opened)
+    return Navigator(scorer, opened, navigate or export.navigate)
 
 
 def open_corpus(path: str | Path) -> Corpus:
@@ -98,17 +106,27 @@ def open_corpus(path: str | Path) -> Corpus:
     return Corpus.open(inside if inside.is_dir() else path)
 
 
-def load_scorer(path: str | Path, *, device: str = "auto", dtype: str = "auto") -> LocalScorer:
-    """The decision scorer of an exported folder, to put into any loop.
+def load_scorer(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    static: str | Path | None = None,
+    trunk_cache_bytes: int = 0,
+) -> LocalScorer:
+    """The decision scorer of an exported folder, to put into any loop; which corpus `static` is of, is not checked.
 
     Raises:
-        FileNotFoundError, ExportError: as `load`.
+        FileNotFoundError, ExportError, StaticError: as `load`.
     """
     from .backbone import load_backbone, pick_device
     from .decision.build import contract, open_layout, wrap_decision
     from .decision.scorer import LocalScorer
+    from .decision.static import StaticSlates
 
     export = read_export(path)
+    # First, because weights take long to load.
+    store = None if static is None else StaticSlates.open(static)
     file = export.path / RETRIEVAL
     stored = _section(export.manifest, "contract", file)
     config = _settings(DecisionConfig, stored, "decision", file)
@@ -123,12 +141,14 @@ def load_scorer(path: str | Path, *, device: str = "auto", dtype: str = "auto") 
     network = wrap_decision(backbone.requires_grad_(False), layout)
     if network.head is not None:
         _load_head(network.head, export.path / HEAD)
-    return LocalScorer(network, layout)
+    return LocalScorer(network, layout, static=store, trunk_cache_bytes=trunk_cache_bytes)
 
 
 def refuse_mismatch(stored: Mapping[str, Any], now: Mapping[str, Any], where: Path) -> None:
     """Raise ExportError that names the first key that differs, and both values, unless the two contracts are equal."""
-    before, here = _flat(stored), _flat(now)
+    from .decision.build import flat
+
+    before, here = flat(stored), flat(now)
     for key in sorted(before.keys() | here.keys()):
         if before.get(key) != here.get(key):
             raise ExportError(
@@ -136,13 +156,6 @@ def refuse_mismatch(stored: Mapping[str, Any], now: Mapping[str, Any], where: Pa
                 "Inference would show the model other tokens than training did: use the version that exported it, or "
                 "export again"
             )
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
 
 
 def _section(manifest: Mapping[str, Any], key: str, file: Path) -> Mapping[str, Any]:

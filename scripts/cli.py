@@ -25,6 +25,7 @@ COMMANDS = {
     "sweep": "train once for every point of a grid",
     "export": "turn a run into a Hugging Face checkpoint",
     "eval": "measure a retriever, with controls",
+    "static": "read the upper levels of a corpus once for all searches",
     "search": "answer one query and show the walk",
 }
 

@@ -239,6 +239,7 @@ class EvalRun(Command):
     limit: only a fixed sample of so many queries (null: all).
     baselines: controls in the same table: `bm25`, `dense` (MiniLM), `rerank` (the same model over the first 100 of
         BM25), `untrained` (the walk of the same model before training).
+    static: a folder of `retrail static` for this retriever and corpus; its slates are read no more (null: none).
     out: folder of runs and tables (null: `eval/SUITE` in the retriever's folder).
     """
 
@@ -252,6 +253,7 @@ class EvalRun(Command):
     k: int | None = None
     limit: int | None = None
     baselines: list[str] = field(default_factory=lambda: ["bm25"])
+    static: str | None = None
     out: str | None = None
     device: str = "auto"
 
@@ -272,6 +274,7 @@ class SearchRun(Command):
     query: the text to search for.
     k: how many results.
     show: `walk` shows every level as it goes, `hits` only the results, `json` one JSON object.
+    static: a folder of `retrail static` for this retriever and corpus; its slates are read no more (null: none).
     """
 
     command: ClassVar[str] = "search"
@@ -281,6 +284,7 @@ class SearchRun(Command):
     query: str = field(default=REQUIRED, metadata={"example": '"how do I copy a list?"', "text": True})
     k: int = 5
     show: str = "walk"
+    static: str | None = None
     navigate: SearchBudget = field(default_factory=SearchBudget)
     device: str = "auto"
 
@@ -288,6 +292,36 @@ class SearchRun(Command):
         check_text("query", self.query)
         check_positive("k", self.k)
         check_choice("show", self.show, ("walk", "hits", "json"))
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+
+
+@dataclass(kw_only=True, slots=True)
+class StaticRun(Command):
+    """Read the upper levels of a corpus once, so that searches only read the queries there.
+
+    It needs a retriever with decision.order=candidates_first. A level can be used where a search asks about all of it:
+    keep navigate.keep as wide as the levels above.
+
+    retriever: an exported folder.
+    corpus: a prepared folder, or a corpus folder.
+    to: the folder to write; one whose build was stopped goes on.
+    levels: how many levels from the root; each is a choice of disk space, which is printed first.
+    max_gb: so much at most, upper levels first (null: all of `levels`).
+    """
+
+    command: ClassVar[str] = "static"
+
+    retriever: str = required("export/d0")
+    corpus: str = required("data/pydocs")
+    to: str = required("static/d0")
+    levels: int = 2
+    max_gb: float | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_text("to", self.to)
+        check_positive("levels", self.levels)
+        check_positive("max_gb", self.max_gb)
         check_choice("device", self.device, ("auto", "cpu", "cuda"))
 
 

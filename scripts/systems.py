@@ -14,21 +14,29 @@ if TYPE_CHECKING:
     from ..models.protocols import Retriever
 
 
-def open_retriever(name: str, corpus: Corpus, budget: SearchBudget, device: str) -> tuple[Retriever, str]:
+def open_retriever(
+    name: str, corpus: Corpus, budget: SearchBudget, device: str, static: str | None = None
+) -> tuple[Retriever, str]:
     """The retriever of that name over `corpus`, and a description that changes with the model and its settings.
 
     name: `bm25`, `dense`, or an exported folder.
+    static: a folder of `retrail static` (exported folders only).
+
+    Raises:
+        ValueError: `static` with a retriever that reads no slates.
     """
     if name in ("bm25", "dense"):
+        if static is not None:
+            raise ValueError(f"static={static} has no meaning for retriever={name}; leave it out")
         return next(controls([name], corpus))[1:]
-    from ..models.decision.navigate import Navigator
-    from ..models.load import RETRIEVAL, load_scorer, read_export
+    from ..models.load import RETRIEVAL, load, read_export
 
-    export = read_export(name)
-    config = budget.over(export.navigate)
-    navigator = Navigator(load_scorer(name, device=device), corpus, config)
+    config = budget.over(read_export(name).navigate)
+    navigator = load(name, corpus, device=device, navigate=config, static=static)
     budgets = f"keep={config.keep} choose={config.choose} path_weight={config.path_weight}"
-    return navigator, f"navigation {budgets} {file_hash(Path(name) / RETRIEVAL)}"
+    # The same answers within rounding, but not the same cost.
+    stored = " static" if static is not None else ""
+    return navigator, f"navigation {budgets} {file_hash(Path(name) / RETRIEVAL)}{stored}"
 
 
 def controls(

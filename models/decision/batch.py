@@ -15,10 +15,7 @@ import torch
 from torch import Tensor
 
 from .layout import PackedSlate
-from .trunks import TrunkMemory
-
-# Trunks are padded to a multiple of this: kernels are prepared once a shape, and there are fewer shapes.
-_LENGTH_STEP = 32
+from .trunks import TrunkMemory, padded_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +58,7 @@ class SlateBatch:
     @classmethod
     def of(cls, slates: Sequence[PackedSlate], kept: Sequence[TrunkMemory] = ()) -> SlateBatch:
         """Tensors of these slates, on the CPU; `kept` stays where it is."""
-        T = max(len(s.trunk) for s in slates)
-        if not kept:  # a memory that needs no padding need not be copied either
-            T = -(-T // _LENGTH_STEP) * _LENGTH_STEP
+        T = padded_length(max(len(s.trunk) for s in slates))
         trees = [s.tree for s in slates]
         paths = [(s, path) for s, tree in enumerate(trees) for path in tree.paths]
         labels = [n for slate in slates for n in slate.label_tokens]

@@ -21,8 +21,15 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from .layout import PackedSlate
 
+# Trunks are padded to a multiple of this: kernels are prepared once a shape, and there are fewer shapes.
+_LENGTH_STEP = 32
 # Trunks that were asked for once are remembered by their keys alone, 100 bytes each.
 _REMEMBERED_KEYS = 100_000
+
+
+def padded_length(tokens: int) -> int:
+    """How long a trunk of so many tokens is in a batch of its own."""
+    return -(-tokens // _LENGTH_STEP) * _LENGTH_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +48,11 @@ class CandidateKeys:
 
 @dataclass(frozen=True, slots=True)
 class TrunkMemory:
-    """One trunk that was read.
+    """One trunk that was read, padded as in a batch of its own: alone it need not be copied to be used.
 
     layers: keys and values of each layer, two tensors (G, T, D) in the model's dtype.
     last_H: the state of its last token.
-    head: for a pointer head, with S = 1 and no padding.
+    head: for a pointer head, with S = 1.
     """
 
     layers: tuple[tuple[Tensor, Tensor], ...]
@@ -76,8 +83,8 @@ def trunk_key(packed: PackedSlate) -> str:
     return digest.hexdigest()
 
 
-def cut_trunks(cache: Any, hidden_STH: Tensor, head: CandidateKeys | None, slates: Sequence[Any]) -> list[TrunkMemory]:
-    """The memory of each trunk of a batch that was read, without its padding.
+def cut_trunks(cache: Any, hidden_STH: Tensor, head: CandidateKeys | None, slates: Sequence[PackedSlate]) -> list[TrunkMemory]:
+    """The memory of each trunk of a batch that was read.
 
     cache: a transformers cache that the pass filled.
 
@@ -91,24 +98,20 @@ def cut_trunks(cache: Any, hidden_STH: Tensor, head: CandidateKeys | None, slate
                 f"a layer of this model ({type(layer).__name__}) does not keep the keys and values of all {T} tokens, "
                 "so that a trunk cannot be stored; search without static slates"
             )
-    return [
-        TrunkMemory(
-            # Copies: a view would keep the padding, and all other trunks of the batch, in memory.
-            tuple(
-                (layer.keys[s, :, : len(p.trunk)].clone(), layer.values[s, :, : len(p.trunk)].clone())
-                for layer in cache.layers
-            ),
-            hidden_STH[s, len(p.trunk) - 1].clone(),
-            None if head is None else _cut_head(head, s, p, whole=head.keys_SKH.shape[1] == T),
+    memories = []
+    for s, packed in enumerate(slates):
+        size = padded_length(len(packed.trunk))
+        # Copies: a view would keep all other trunks of the batch in memory.
+        layers = tuple(
+            (layer.keys[s, :, :size].clone(), layer.values[s, :, :size].clone()) for layer in cache.layers
         )
-        for s, p in enumerate(slates)
-    ]
-
-
-def _cut_head(head: CandidateKeys, s: int, packed: PackedSlate, whole: bool) -> CandidateKeys:
-    count = len(packed.trunk if whole else packed.ends)
-    parts = head.keys_SKH[s, :count], head.mean_SH[s], head.level_SC[s, : len(packed.ends)]
-    return CandidateKeys(*(part.clone()[None] for part in parts))
+        kept = None
+        if head is not None:
+            count = size if head.keys_SKH.shape[1] == T else len(packed.ends)
+            parts = head.keys_SKH[s, :count], head.mean_SH[s], head.level_SC[s, : len(packed.ends)]
+            kept = CandidateKeys(*(part.clone()[None] for part in parts))
+        memories.append(TrunkMemory(layers, hidden_STH[s, len(packed.trunk) - 1].clone(), kept))
+    return memories
 
 
 def join_caches(memories: Sequence[TrunkMemory], width: int) -> Any:
