@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from .decision.navigate import Navigator
     from .decision.scorer import LocalScorer
+    from .decision.static import StaticSlates
 
 RETRIEVAL = "retrieval.json"
 HEAD = "pointer_head.safetensors"
@@ -94,9 +95,13 @@ def load(
 
     export = read_export(path)
     opened = corpus if isinstance(corpus, Corpus) else open_corpus(corpus)
-    scorer = load_scorer(path, device=device, dtype=dtype, static=static, trunk_cache_bytes=trunk_cache_bytes)
-    if scorer.static is not None:
-        scorer.static.check_corpus(opened)
+    store = None
+    if static is not None:  # before the weights, which take long to load
+        from .decision.static import StaticSlates
+
+        store = StaticSlates.open(static)
+        store.check_corpus(opened)
+    scorer = load_scorer(path, device=device, dtype=dtype, static=store, trunk_cache_bytes=trunk_cache_bytes)
     return Navigator(scorer, opened, navigate or export.navigate)
 
 
@@ -111,10 +116,10 @@ def load_scorer(
     *,
     device: str = "auto",
     dtype: str = "auto",
-    static: str | Path | None = None,
+    static: StaticSlates | None = None,
     trunk_cache_bytes: int = 0,
 ) -> LocalScorer:
-    """The decision scorer of an exported folder, to put into any loop; which corpus `static` is of, is not checked.
+    """The decision scorer of an exported folder, to put into any loop.
 
     Raises:
         FileNotFoundError, ExportError, StaticError: as `load`.
@@ -122,11 +127,8 @@ def load_scorer(
     from .backbone import load_backbone, pick_device
     from .decision.build import contract, open_layout, wrap_decision
     from .decision.scorer import LocalScorer
-    from .decision.static import StaticSlates
 
     export = read_export(path)
-    # First, because weights take long to load.
-    store = None if static is None else StaticSlates.open(static)
     file = export.path / RETRIEVAL
     stored = _section(export.manifest, "contract", file)
     config = _settings(DecisionConfig, stored, "decision", file)
@@ -141,7 +143,7 @@ def load_scorer(
     network = wrap_decision(backbone.requires_grad_(False), layout)
     if network.head is not None:
         _load_head(network.head, export.path / HEAD)
-    return LocalScorer(network, layout, static=store, trunk_cache_bytes=trunk_cache_bytes)
+    return LocalScorer(network, layout, static=static, trunk_cache_bytes=trunk_cache_bytes)
 
 
 def refuse_mismatch(stored: Mapping[str, Any], now: Mapping[str, Any], where: Path) -> None:

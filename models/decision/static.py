@@ -165,7 +165,8 @@ def _map(file: Path) -> TrunkMemory:
     try:
         with safe_open(file, framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
-        layers = tuple((tensors[f"{n}.keys"], tensors[f"{n}.values"]) for n in range(sum("." in t for t in tensors) // 2))
+        count = sum(name.endswith(".values") for name in tensors)
+        layers = tuple((tensors[f"{n}.keys"], tensors[f"{n}.values"]) for n in range(count))
     except (SafetensorError, OSError, KeyError) as error:
         raise StaticError(f"{file}: damaged ({error}); remove the folder and store the slates again") from error
     head = None

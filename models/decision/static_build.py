@@ -71,7 +71,7 @@ class StaticPlan:
             text = f"level {level + 1}: {len(kept)} slates, {sizes}"
             if left:
                 more = sum(s.num_bytes for s in left) / 1e6
-                text += f"; {len(left)} more ({more:,.1f} MB) are left out by max_gb and will be read in every search"
+                text += f"; {len(left)} more ({more:,.1f} MB) do not fit max_gb and are read in every search"
             out.append(text)
         return out
 
@@ -179,7 +179,10 @@ def check_target(folder: Path) -> None:
 
 
 def _is_empty(folder: Path) -> bool:
-    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not folder.is_dir():
+        return not folder.exists()
+    # A build may have been killed in its very first step.
+    return all(file.name.startswith(f".{UNFINISHED}.") for file in folder.iterdir())
 
 
 def _start(folder: Path, made_with: dict[str, Any]) -> None:
@@ -188,9 +191,8 @@ def _start(folder: Path, made_with: dict[str, Any]) -> None:
     unfinished = folder / UNFINISHED
     if unfinished.is_file():
         refuse_difference(read_json(unfinished).get("made_with", {}), made_with, folder)
-        for file in folder.glob(".*.tmp"):  # what a killed build was writing
-            file.unlink()
-        return
+    for file in folder.glob(".*.tmp"):  # what a killed build was writing
+        file.unlink()
     _write_json(unfinished, {"made_with": made_with})
 
 
