@@ -81,11 +81,9 @@ class PointerHead(nn.Module):
             else:
                 similarity_SNC = self._late(keys, states_SKH, query_pos_SNM, batch)
             logits_SNC = self.log_scale.exp() * similarity_SNC + keys.level_SC[:, None]
-            return logits_SNC[batch.slate_Q, batch.query_Q, batch.candidate_Q]  # type: ignore[no-any-return]
+            return logits_SNC[batch.slate_Q, batch.query_Q, batch.candidate_Q]
 
-    def _late(
-        self, keys: CandidateKeys, states_SKH: Tensor, query_pos_SNM: Tensor, batch: SlateBatch
-    ) -> Tensor:
+    def _late(self, keys: CandidateKeys, states_SKH: Tensor, query_pos_SNM: Tensor, batch: SlateBatch) -> Tensor:
         """Weighted mean over query tokens of the best match among a candidate's tokens (S, N, C)."""
         assert self.importance is not None
         S, N, M = query_pos_SNM.shape

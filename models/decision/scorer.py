@@ -143,15 +143,14 @@ class LocalScorer:
             return _Trunk()
         key = trunk_key(packed)
         memory = self._cache.get(key)
-        if memory is not None:
+        if memory is None and self.static is not None:
+            memory = self.static.get(key)
+        here = memory is not None and memory.last_H.device == self.model.device
+        if here or not self._cache.max_bytes or not self._cache.returns(key):
             return _Trunk(memory)
-        memory = None if self.static is None else self.static.get(key)
-        returns = self._cache.max_bytes > 0 and self._cache.returns(key)
-        if not returns:
-            return _Trunk(memory)
-        start = time.perf_counter()
         seconds = 0.0
         if memory is None:
+            start = time.perf_counter()
             [memory] = self.model.read_trunks(SlateBatch.of([packed]).to(self.model.device))
             seconds = time.perf_counter() - start
         memory = memory.to(self.model.device)
@@ -227,9 +226,7 @@ def _costs(slate: PackedSlate, trunk: _Trunk, seconds_a_token: float) -> Iterato
     reused = len(slate.trunk) if trunk.memory is not None and not trunk.seconds else 0
     for read, known in zip(_shares(slate.num_tokens - reused, count), _shares(reused, count), strict=True):
         seconds = seconds_a_token * (read + known) + trunk.seconds / count
-        yield Cost(
-            requests=1, forwards=1, prompt_tokens=read, reused_tokens=known, max_concurrency=1, seconds=seconds
-        )
+        yield Cost(requests=1, forwards=1, prompt_tokens=read, reused_tokens=known, max_concurrency=1, seconds=seconds)
 
 
 def _shares(tokens: int, count: int) -> list[int]:

@@ -137,7 +137,7 @@ def model_fingerprint(model: DecisionModel) -> str:
 
 def _tensor_digest(tensor: Tensor) -> str:
     # hashlib lets other threads run meanwhile.
-    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    data: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(data).hexdigest()}"
 
 

@@ -30,7 +30,6 @@ from .static import (
     FORMAT_VERSION,
     MANIFEST,
     UNFINISHED,
-    StaticError,
     StaticSlates,
     fingerprints,
     memory_tensors,
@@ -67,8 +66,8 @@ class StaticPlan:
         out = []
         for level in sorted({slate.level for slate in (*self.kept, *self.left_out)}):
             kept, left = ([s for s in part if s.level == level] for part in (self.kept, self.left_out))
-            sizes = f"{sum(len(s.packed.ends) for s in kept):,} candidates, {sum(s.num_bytes for s in kept) / 1e6:,.1f} MB"
-            text = f"level {level + 1}: {len(kept)} slates, {sizes}"
+            candidates, size = sum(len(s.packed.ends) for s in kept), sum(s.num_bytes for s in kept) / 1e6
+            text = f"level {level + 1}: {len(kept)} slates, {candidates:,} candidates, {size:,.1f} MB"
             if left:
                 more = sum(s.num_bytes for s in left) / 1e6
                 text += f"; {len(left)} more ({more:,.1f} MB) do not fit max_gb and are read in every search"
@@ -120,11 +119,11 @@ def plan_static(scorer: LocalScorer, corpus: Corpus, levels: int, max_bytes: flo
 def _token_bytes(model: DecisionModel) -> Callable[[PackedSlate], int]:
     """How many bytes the memory of a slate's trunk takes."""
     config: Any = model.backbone.config.get_text_config()
-    heads, hidden = config.num_attention_heads, config.hidden_size
+    heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     head_dim = getattr(config, "head_dim", None) or hidden // heads
     groups = getattr(config, "num_key_value_heads", None) or heads
-    number = model.backbone.dtype.itemsize
-    token = 2 * config.num_hidden_layers * groups * head_dim * number
+    number: int = model.backbone.dtype.itemsize
+    token: int = 2 * config.num_hidden_layers * groups * head_dim * number
 
     def size(packed: PackedSlate) -> int:
         trunk = padded_length(len(packed.trunk))
@@ -171,7 +170,7 @@ def build_static(scorer: LocalScorer, corpus: Corpus, plan: StaticPlan, path: st
 
 
 def check_target(folder: Path) -> None:
-    """Raise FileExistsError unless a store can be built there: nothing, an empty folder, or a build that was stopped."""
+    """Raise FileExistsError unless there is nothing, an empty folder, or a build that was stopped."""
     if (folder / MANIFEST).is_file():
         raise FileExistsError(f"{folder} holds static slates already; remove it or choose another name")
     if not (folder / UNFINISHED).is_file() and not _is_empty(folder):

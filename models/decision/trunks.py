@@ -83,7 +83,9 @@ def trunk_key(packed: PackedSlate) -> str:
     return digest.hexdigest()
 
 
-def cut_trunks(cache: Any, hidden_STH: Tensor, head: CandidateKeys | None, slates: Sequence[PackedSlate]) -> list[TrunkMemory]:
+def cut_trunks(
+    cache: Any, hidden_STH: Tensor, head: CandidateKeys | None, slates: Sequence[PackedSlate]
+) -> list[TrunkMemory]:
     """The memory of each trunk of a batch that was read.
 
     cache: a transformers cache that the pass filled.
@@ -102,9 +104,7 @@ def cut_trunks(cache: Any, hidden_STH: Tensor, head: CandidateKeys | None, slate
     for s, packed in enumerate(slates):
         size = padded_length(len(packed.trunk))
         # Copies: a view would keep all other trunks of the batch in memory.
-        layers = tuple(
-            (layer.keys[s, :, :size].clone(), layer.values[s, :, :size].clone()) for layer in cache.layers
-        )
+        layers = tuple((layer.keys[s, :, :size].clone(), layer.values[s, :, :size].clone()) for layer in cache.layers)
         kept = None
         if head is not None:
             count = size if head.keys_SKH.shape[1] == T else len(packed.ends)
@@ -118,7 +118,7 @@ def join_caches(memories: Sequence[TrunkMemory], width: int) -> Any:
     """A transformers cache of these trunks, padded with zeros to `width` tokens; a single one is not copied."""
     from transformers.cache_utils import Cache, DynamicLayer
 
-    layers = []
+    layers: list[Any] = []
     for parts in zip(*(memory.layers for memory in memories), strict=True):
         keys, values = (_stacked([part[n] for part in parts], 1, width) for n in range(2))
         layer = DynamicLayer()

@@ -13,7 +13,7 @@ from retrail.models import config as model_config
 from retrail.scripts import config as command_config
 from retrail.scripts.cli import COMMANDS
 from retrail.scripts.compose import ConfigError, compose, to_yaml
-from retrail.scripts.config import EvalRun, ExportRun, PrepRun, SearchRun, TrainRun
+from retrail.scripts.config import EvalRun, ExportRun, PrepRun, SearchRun, StaticRun, TrainRun
 from retrail.scripts.keys import CONFIGS, groups_of, schema_of, type_words
 from retrail.train import config as train_config
 
@@ -24,6 +24,7 @@ REQUIRED = {
     ExportRun: ["run=runs/d0", "to=export/d0"],
     EvalRun: ["retriever=bm25", "data.path=data/x"],
     SearchRun: ["retriever=bm25", "corpus=data/x", "query=who?"],
+    StaticRun: ["retriever=export/d0", "corpus=data/x", "to=static/d0"],
 }
 CHOICES = [
     (command, group, choice)

@@ -295,7 +295,7 @@ def test_query_first_and_partial_attention_are_refused():
         plan_static(LocalScorer(model, layout), toy_corpus(), 1)
     model, layout = first()
     model.backbone.config.sliding_window = 8
-    with pytest.raises(ValueError, match=r"llama has layers without full attention \(sliding_window\), which keep only"):
+    with pytest.raises(ValueError, match=r"llama has layers without full attention \(sliding_window\), which keep"):
         LocalScorer(model, layout, trunk_cache_bytes=1)
 
 
