@@ -14,6 +14,8 @@ from .config import DecisionConfig, ModelConfig, NavigateConfig
 if TYPE_CHECKING:
     from .decision.navigate import Navigator
     from .decision.scorer import LocalScorer
+    from .decision.static import StaticSlates
+    from .protocols import Retriever
 
 RETRIEVAL = "retrieval.json"
 FORMAT_VERSION = 1
@@ -74,21 +76,35 @@ def load(
     device: str = "auto",
     dtype: str = "auto",
     navigate: NavigateConfig | None = None,
+    join: Retriever | None = None,
+    static: str | Path | None = None,
+    trunk_cache_bytes: int = 0,
 ) -> Navigator:
     """A retriever over `corpus` from an exported folder.
 
     corpus: a `Corpus`, or a folder of one, or a prepared folder that holds one.
     navigate: budgets instead of the exported ones.
+    join: another retriever, whose best join the last level.
+    static: a folder of `retrail static`, whose slates are then read no more.
+    trunk_cache_bytes: memory for candidates that come back in later searches (see `LocalScorer`).
 
     Raises:
         FileNotFoundError: a path that is not there.
         ExportError: the folder does not match this version's prompt, or its own tokenizer.
+        StaticError: the static slates are damaged, or of another model or corpus.
     """
     from .decision.navigate import Navigator
 
     export = read_export(path)
     opened = corpus if isinstance(corpus, Corpus) else open_corpus(corpus)
-    return Navigator(load_scorer(path, device=device, dtype=dtype), opened, navigate or export.navigate)
+    store = None
+    if static is not None:  # before the weights, which take long to load
+        from .decision.static import StaticSlates
+
+        store = StaticSlates.open(static)
+        store.check_corpus(opened)
+    scorer = load_scorer(path, device=device, dtype=dtype, static=store, trunk_cache_bytes=trunk_cache_bytes)
+    return Navigator(scorer, opened, navigate or export.navigate, join=join)
 
 
 def open_corpus(path: str | Path) -> Corpus:
@@ -97,11 +113,18 @@ def open_corpus(path: str | Path) -> Corpus:
     return Corpus.open(inside if inside.is_dir() else path)
 
 
-def load_scorer(path: str | Path, *, device: str = "auto", dtype: str = "auto") -> LocalScorer:
+def load_scorer(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    static: StaticSlates | None = None,
+    trunk_cache_bytes: int = 0,
+) -> LocalScorer:
     """The decision scorer of an exported folder, to put into any loop.
 
     Raises:
-        FileNotFoundError, ExportError: as `load`.
+        FileNotFoundError, ExportError, StaticError: as `load`.
     """
     from .backbone import load_backbone, pick_device
     from .decision.build import HEAD, contract, load_head, open_layout, wrap_decision
@@ -128,12 +151,14 @@ def load_scorer(path: str | Path, *, device: str = "auto", dtype: str = "auto") 
             load_head(network.head, file)
         except ValueError as error:
             raise ExportError(str(error)) from error
-    return LocalScorer(network, layout)
+    return LocalScorer(network, layout, static=static, trunk_cache_bytes=trunk_cache_bytes)
 
 
 def refuse_mismatch(stored: Mapping[str, Any], now: Mapping[str, Any], where: Path) -> None:
     """Raise ExportError that names the first key that differs, and both values, unless the two contracts are equal."""
-    before, here = _flat(stored), _flat(now)
+    from .decision.build import flat
+
+    before, here = flat(stored), flat(now)
     for key in sorted(before.keys() | here.keys()):
         if before.get(key) != here.get(key):
             raise ExportError(
@@ -141,13 +166,6 @@ def refuse_mismatch(stored: Mapping[str, Any], now: Mapping[str, Any], where: Pa
                 "Inference would show the model other tokens than training did: use the version that exported it, or "
                 "export again"
             )
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
 
 
 def _section(manifest: Mapping[str, Any], key: str, file: Path) -> Mapping[str, Any]:

@@ -28,6 +28,7 @@ COMMANDS = {
     "eval": "measure a retriever, with controls",
     "curve": "how much of the first level a walk must keep, with a picture",
     "pools": "judge fixed pools with fewer or more rivals a request",
+    "static": "read the upper levels of a corpus once for all searches",
     "search": "answer one query and show the walk",
     "walks": "write what a retriever's searches judge, to train on",
 }

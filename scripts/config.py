@@ -294,6 +294,7 @@ class EvalRun(Command):
         BM25), `untrained` (the walk of the same model before training), `flat` (all pages are judged, without levels
         above), `page_by_page` and `pointwise` (see `navigate.scoring`), `hybrid_bm25` and `hybrid_dense` (the first 20
         of those join the last level).
+    static: a folder of `retrail static` for this retriever and corpus; its slates are read no more (null: none).
     out: folder of runs and tables (null: `eval/SUITE` in the retriever's folder).
     """
 
@@ -307,6 +308,7 @@ class EvalRun(Command):
     k: int | None = None
     limit: int | None = None
     baselines: list[str] = field(default_factory=lambda: ["bm25"])
+    static: str | None = None
     out: str | None = None
     device: str = "auto"
 
@@ -446,6 +448,7 @@ class SearchRun(Command):
     query: the text to search for.
     k: how many results.
     show: `walk` shows every level as it goes, `hits` only the results, `json` one JSON object.
+    static: a folder of `retrail static` for this retriever and corpus; its slates are read no more (null: none).
     """
 
     command: ClassVar[str] = "search"
@@ -455,6 +458,7 @@ class SearchRun(Command):
     query: str = field(default=REQUIRED, metadata={"example": '"how do I copy a list?"', "text": True})
     k: int = 5
     show: str = "walk"
+    static: str | None = None
     navigate: SearchBudget = field(default_factory=SearchBudget)
     device: str = "auto"
 
@@ -491,6 +495,36 @@ class WalksRun(Command):
         check_text("to", self.to)
         check_positive("limit", self.limit)
         check_positive("depth", self.depth)
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+
+
+@dataclass(kw_only=True, slots=True)
+class StaticRun(Command):
+    """Read the upper levels of a corpus once, so that searches only read the queries there.
+
+    It needs a retriever with decision.order=candidates_first. A level can be used where a search asks about all of it:
+    keep navigate.keep as wide as the levels above.
+
+    retriever: an exported folder.
+    corpus: a prepared folder, or a corpus folder.
+    to: the folder to write; one whose build was stopped goes on.
+    levels: how many levels from the root; each is a choice of disk space, which is printed first.
+    max_gb: so much at most, upper levels first (null: all of `levels`).
+    """
+
+    command: ClassVar[str] = "static"
+
+    retriever: str = required("export/d0")
+    corpus: str = required("data/pydocs")
+    to: str = required("static/d0")
+    levels: int = 2
+    max_gb: float | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_text("to", self.to)
+        check_positive("levels", self.levels)
+        check_positive("max_gb", self.max_gb)
         check_choice("device", self.device, ("auto", "cpu", "cuda"))
 
 

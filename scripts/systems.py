@@ -18,16 +18,23 @@ if TYPE_CHECKING:
     from ..models.protocols import Retriever
 
 
-def open_retriever(name: str, corpus: Corpus, budget: SearchBudget, device: str) -> tuple[Retriever, str]:
+def open_retriever(
+    name: str, corpus: Corpus, budget: SearchBudget, device: str, static: str | None = None
+) -> tuple[Retriever, str]:
     """The retriever of that name over `corpus`, and a description that changes with the model and its settings.
 
     name: `bm25`, `dense`, or an exported folder.
+    static: a folder of `retrail static` (exported folders only).
+
+    Raises:
+        ValueError: `static` with a retriever that reads no slates.
     """
     if name in ("bm25", "dense"):
+        if static is not None:
+            raise ValueError(f"static={static} has no meaning for retriever={name}; leave it out")
         return next(controls([name], corpus))[1:]
     from ..models.decision.calibration import check_calibration
-    from ..models.decision.navigate import Navigator
-    from ..models.load import RETRIEVAL, load_scorer, read_export
+    from ..models.load import RETRIEVAL, load, read_export
 
     config = budget.over(read_export(name).navigate)
     fingerprint = file_hash(Path(name) / RETRIEVAL)
@@ -35,9 +42,10 @@ def open_retriever(name: str, corpus: Corpus, budget: SearchBudget, device: str)
         for note in check_calibration(str(config.calibration), retriever=fingerprint, corpus=corpus.fingerprint):
             print(f"note: {note}", file=sys.stderr)
     join, joined = open_retriever(budget.join, corpus, SearchBudget(), device) if budget.join else (None, "")
-    navigator = Navigator(load_scorer(name, device=device), corpus, config, join=join)
-    what = f"navigation {settings_text(config)} {fingerprint}"
-    return navigator, f"{what} joined by {joined}" if joined else what
+    navigator = load(name, corpus, device=device, navigate=config, static=static, join=join)
+    # With stored slates the answers are the same within rounding, but not the cost.
+    parts = ["navigation", settings_text(config), fingerprint, "static" if static else "", joined and f"with {joined}"]
+    return navigator, " ".join(filter(None, parts))
 
 
 def settings_text(config: NavigateConfig) -> str:

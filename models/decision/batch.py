@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from .layout import PackedSlate
-
-# Trunks are padded to a multiple of this: kernels are prepared once a shape, and there are fewer shapes.
-_LENGTH_STEP = 32
+from .trunks import TrunkMemory, padded_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +34,7 @@ class SlateBatch:
         until_SL: the last place of the row that may look back at it (-1: padding).
     read_slate_B, read_pos_B: place in the row of each branch's last token; label_pos_BK: places of its option's label,
         padded with -1.
+    kept: the trunks' memories where they were read before; then only the branches are.
     """
 
     slates: tuple[PackedSlate, ...]
@@ -54,11 +53,12 @@ class SlateBatch:
     read_slate_B: Tensor
     read_pos_B: Tensor
     label_pos_BK: Tensor
+    kept: tuple[TrunkMemory, ...] = ()
 
     @classmethod
-    def of(cls, slates: Sequence[PackedSlate]) -> SlateBatch:
-        """Tensors of these slates, on the CPU."""
-        T = -(-max(len(s.trunk) for s in slates) // _LENGTH_STEP) * _LENGTH_STEP
+    def of(cls, slates: Sequence[PackedSlate], kept: Sequence[TrunkMemory] = ()) -> SlateBatch:
+        """Tensors of these slates, on the CPU; `kept` stays where it is."""
+        T = padded_length(max(len(s.trunk) for s in slates))
         trees = [s.tree for s in slates]
         paths = [(s, path) for s, tree in enumerate(trees) for path in tree.paths]
         labels = [n for slate in slates for n in slate.label_tokens]
@@ -83,12 +83,14 @@ class SlateBatch:
             read_slate_B=torch.tensor([s for s, _ in paths], dtype=torch.long),
             read_pos_B=torch.tensor([path[-1] for _, path in paths], dtype=torch.long),
             label_pos_BK=_rows([path[len(path) - n :] for (_, path), n in zip(paths, labels, strict=True)], -1),
+            kept=tuple(kept),
         )
 
     def to(self, device: torch.device | str) -> SlateBatch:
         """The same batch on another device."""
-        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "slates"}
-        return SlateBatch(self.slates, **moved)
+        kept = tuple(memory.to(device) for memory in self.kept)
+        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name not in ("slates", "kept")}
+        return SlateBatch(self.slates, **moved, kept=kept)
 
     @property
     def num_tokens(self) -> int:

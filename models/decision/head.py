@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from ..config import check_choice
 from .batch import SlateBatch
+from .trunks import CandidateKeys
 
 # Query tokens that are matched at once: memory is this many times all tokens of a slate's candidates.
 _TOKENS_AT_ONCE = 1024
@@ -54,33 +55,44 @@ class PointerHead(nn.Module):
 
     def forward(self, hidden_SKH: Tensor, batch: SlateBatch) -> Tensor:
         """Log-odds of yes (Q,) of every question, from the states of the trunks and, behind them, of the branches."""
-        with torch.autocast(hidden_SKH.device.type, enabled=False):
-            hidden_SKH = hidden_SKH.float()
-            ends_SCH = _take(hidden_SKH, batch.end_pos_SC)
-            if self.readout == "end":
-                last_SN = batch.query_pos_SNM.amax(2).clamp(min=0)
-                decide_SNH = functional.normalize(self.query(_take(hidden_SKH, last_SN)), dim=-1)
-                similarity_SNC = decide_SNH @ functional.normalize(self.key(ends_SCH), dim=-1).transpose(1, 2)
-            else:
-                similarity_SNC = self._late(hidden_SKH, batch)
-            level_SC = self.relevance(_norm(ends_SCH)).squeeze(-1)
-            logits_SNC = self.log_scale.exp() * similarity_SNC + level_SC[:, None]
-            return logits_SNC[batch.slate_Q, batch.query_Q, batch.candidate_Q]  # type: ignore[no-any-return]
+        keys = self.candidate_keys(hidden_SKH[:, : batch.trunk_ST.shape[1]], batch)
+        return self.compare(keys, hidden_SKH, batch.query_pos_SNM, batch)
 
-    def _late(self, hidden_SKH: Tensor, batch: SlateBatch) -> Tensor:
+    def candidate_keys(self, trunk_STH: Tensor, batch: SlateBatch) -> CandidateKeys:
+        """The candidates' side of the comparison, from the states of the trunks: the same for all queries behind it."""
+        with torch.autocast(trunk_STH.device.type, enabled=False):
+            trunk_STH = trunk_STH.float()
+            ends_SCH = _take(trunk_STH, batch.end_pos_SC)
+            T = trunk_STH.shape[1]
+            real_ST = (torch.arange(T, device=trunk_STH.device) < batch.trunk_len_S[:, None]).to(trunk_STH.dtype)
+            mean_SH = (real_ST[..., None] * trunk_STH).sum(1) / batch.trunk_len_S[:, None]
+            states_SKH = ends_SCH if self.readout == "end" else trunk_STH - mean_SH[:, None]
+            keys_SKH = functional.normalize(self.key(states_SKH), dim=-1)
+            return CandidateKeys(keys_SKH, mean_SH, self.relevance(_norm(ends_SCH)).squeeze(-1))
+
+    def compare(self, keys: CandidateKeys, states_SKH: Tensor, query_pos_SNM: Tensor, batch: SlateBatch) -> Tensor:
+        """Log-odds of yes (Q,) of every question; the tokens of each query are at `query_pos_SNM` of the states."""
+        with torch.autocast(states_SKH.device.type, enabled=False):
+            states_SKH = states_SKH.float()
+            if self.readout == "end":
+                last_SN = query_pos_SNM.amax(2).clamp(min=0)
+                decide_SNH = functional.normalize(self.query(_take(states_SKH, last_SN)), dim=-1)
+                similarity_SNC = decide_SNH @ keys.keys_SKH.transpose(1, 2)
+            else:
+                similarity_SNC = self._late(keys, states_SKH, query_pos_SNM, batch)
+            logits_SNC = self.log_scale.exp() * similarity_SNC + keys.level_SC[:, None]
+            return logits_SNC[batch.slate_Q, batch.query_Q, batch.candidate_Q]
+
+    def _late(self, keys: CandidateKeys, states_SKH: Tensor, query_pos_SNM: Tensor, batch: SlateBatch) -> Tensor:
         """Weighted mean over query tokens of the best match among a candidate's tokens (S, N, C)."""
         assert self.importance is not None
-        S, N, M = batch.query_pos_SNM.shape
-        T = batch.trunk_ST.shape[1]
-        real_ST = (torch.arange(T, device=hidden_SKH.device) < batch.trunk_len_S[:, None]).to(hidden_SKH.dtype)
-        mean_SH = (real_ST[..., None] * hidden_SKH[:, :T]).sum(1) / batch.trunk_len_S[:, None]
-        asked_SXH = _take(hidden_SKH, batch.query_pos_SNM.clamp(min=0).flatten(1))
-        query_SXH = functional.normalize(self.query(asked_SXH - mean_SH[:, None]), dim=-1)
-        keys_STH = functional.normalize(self.key(hidden_SKH[:, :T] - mean_SH[:, None]), dim=-1)
+        S, N, M = query_pos_SNM.shape
+        asked_SXH = _take(states_SKH, query_pos_SNM.clamp(min=0).flatten(1))
+        query_SXH = functional.normalize(self.query(asked_SXH - keys.mean_SH[:, None]), dim=-1)
         parts = query_SXH.split(_TOKENS_AT_ONCE, dim=1)
-        best_SXC = torch.cat([_best_match(part, keys_STH, batch.span_pos_SCW) for part in parts], dim=1)
+        best_SXC = torch.cat([_best_match(part, keys.keys_SKH, batch.span_pos_SCW) for part in parts], dim=1)
         weight_SNM: Tensor = self.importance(_norm(asked_SXH)).reshape(S, N, M)
-        weight_SNM = weight_SNM.masked_fill(batch.query_pos_SNM < 0, torch.finfo(weight_SNM.dtype).min).softmax(-1)
+        weight_SNM = weight_SNM.masked_fill(query_pos_SNM < 0, torch.finfo(weight_SNM.dtype).min).softmax(-1)
         return (weight_SNM[..., None] * best_SXC.reshape(S, N, M, -1)).sum(2)
 
 

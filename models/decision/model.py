@@ -17,6 +17,8 @@ from torch.nn import functional
 from ..config import check_choice
 from .batch import SlateBatch
 from .head import PointerHead
+from .layout import SlateLayout
+from .trunks import TrunkMemory, cut_trunks, join_caches, join_heads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,6 +72,10 @@ class DecisionModel(nn.Module):
         """Log-odds of yes (Q,), float32."""
         if self.head is None:
             return self.log_odds(self.read_states(batch))
+        if batch.kept:
+            T = batch.trunk_ST.shape[1]
+            asked_SNM = torch.where(batch.query_pos_SNM < 0, -1, batch.query_pos_SNM - T)
+            return self.head.compare(join_heads(batch.kept), self._states(batch)[1], asked_SNM, batch)
         if batch.branch_SL.shape[1]:
             hidden_SKH = torch.cat(self._states(batch), dim=1)
         else:
@@ -77,6 +83,16 @@ class DecisionModel(nn.Module):
             # fastest kernel runs.
             hidden_SKH = self._decoder()(input_ids=batch.trunk_ST, use_cache=False).last_hidden_state
         return self.head(hidden_SKH, batch)  # type: ignore[no-any-return]
+
+    def read_trunks(self, batch: SlateBatch) -> list[TrunkMemory]:
+        """What a pass over the trunks alone leaves for branches: with `SlateBatch.kept` they are read no more.
+
+        Raises:
+            ValueError: a layer of the model keeps something else than keys and values of every token.
+        """
+        trunk = self._decoder()(input_ids=batch.trunk_ST, use_cache=True)
+        keys = None if self.head is None else self.head.candidate_keys(trunk.last_hidden_state, batch)
+        return cut_trunks(trunk.cache, trunk.last_hidden_state, keys, batch.slates)
 
     def read_states(self, batch: SlateBatch) -> Tensor:
         """The state of each branch's last token (Q, H), whose next token is the answer."""
@@ -126,13 +142,20 @@ class DecisionModel(nn.Module):
         return self.backbone.get_output_embeddings()(states_NH).float().log_softmax(-1)  # type: ignore[no-any-return]
 
     def _states(self, batch: SlateBatch) -> tuple[Tensor, Tensor]:
-        """The states of all trunk tokens (S, T, H) and of all branch tokens (S, L, H)."""
+        """The states of all trunk tokens (S, T, H) and of all branch tokens (S, L, H).
+
+        Of a trunk that was read before only the last one is known, and stands for all.
+        """
         T = batch.trunk_ST.shape[1]
         N = T + batch.branch_SL.shape[1]
         place_ST = torch.arange(T, device=batch.trunk_ST.device).expand_as(batch.trunk_ST)
         trunk_until_ST = torch.where(place_ST < batch.trunk_len_S[:, None], N, -1)
         branch_until_SL = torch.where(batch.until_SL >= 0, batch.until_SL + T, -1)
         until_SN = torch.cat([trunk_until_ST, branch_until_SL], dim=1)
+        if batch.kept:
+            last_SH = torch.stack([memory.last_H for memory in batch.kept])
+            branches = self._branches(batch, until_SN, join_caches(batch.kept, T))
+            return last_SH[:, None].expand(-1, T, -1), branches
         if self.attention == "packed" or self._recomputes_layers():
             out = self._decoder()(
                 input_ids=torch.cat([batch.trunk_ST, batch.branch_SL], dim=1),
@@ -142,14 +165,18 @@ class DecisionModel(nn.Module):
             ).last_hidden_state
             return out[:, :T], out[:, T:]
         trunk = self._decoder()(input_ids=batch.trunk_ST, use_cache=True)
-        branches = self._decoder()(
+        return trunk.last_hidden_state, self._branches(batch, until_SN, trunk.cache)
+
+    def _branches(self, batch: SlateBatch, until_SN: Tensor, cache: Any) -> Tensor:
+        """The states of all branch tokens (S, L, H) against the keys and values of the trunks."""
+        out = self._decoder()(
             input_ids=batch.branch_SL,
             position_ids=batch.branch_pos_SL,
-            attention_mask=self._mask(until_SN, T),
-            cache=trunk.cache,
+            attention_mask=self._mask(until_SN, batch.trunk_ST.shape[1]),
+            cache=cache,
             use_cache=True,
         )
-        return trunk.last_hidden_state, branches.last_hidden_state
+        return out.last_hidden_state  # type: ignore[no-any-return]
 
     def _mask(self, until_SN: Tensor, start: int) -> Any:
         """Who sees whom, for the tokens from `start` on as readers, in the form that the attention kernel takes."""
@@ -221,9 +248,31 @@ def _refuse_unreadable(config: Any) -> None:
                 f"{name} caps or scales its logits ({key}={getattr(config, key)}), which a readout of two rows of the "
                 "LM head would not see; use another model or decision.head=pointer"
             )
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):
+    if partial := _partial_attention(config):
         raise ValueError(
-            f"{name} has layers without full attention ({', '.join(sorted(kinds)) or 'sliding_window'}), which cannot "
-            "isolate yes/no branches; use another model or decision.head=pointer"
+            f"{name} has layers without full attention ({partial}), which cannot isolate yes/no branches; use another "
+            "model or decision.head=pointer"
+        )
+
+
+def _partial_attention(config: Any) -> str:
+    """The kinds of layers that do not attend to all tokens before, empty where all do."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {"full_attention"}:
+        return ", ".join(sorted(kinds))
+    return "sliding_window" if not kinds and getattr(config, "sliding_window", None) else ""
+
+
+def check_keepable(model: DecisionModel, layout: SlateLayout) -> None:
+    """Raise ValueError where a trunk cannot be read once for all queries."""
+    if not layout.candidates_first:
+        raise ValueError(
+            "with decision.order=query_first the candidates are read in the light of each query, so that nothing of "
+            "them can be stored; train with decision.order=candidates_first, or search without static slates"
+        )
+    config: Any = model.backbone.config.get_text_config()
+    if partial := _partial_attention(config):
+        raise ValueError(
+            f"{getattr(config, 'model_type', 'this model')} has layers without full attention ({partial}), which keep "
+            "only a part of what they have read; search without static slates"
         )

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,7 +21,11 @@ from ..protocols import Candidate, Slate, SlateScores
 from .batch import SlateBatch
 from .choose import check_options
 from .layout import PackedSlate, SlateLayout
-from .model import DecisionModel
+from .model import DecisionModel, check_keepable
+from .trunks import TrunkCache, TrunkMemory, trunk_key
+
+if TYPE_CHECKING:
+    from .static import StaticSlates
 
 Pack = Callable[[Sequence[str], Sequence[Candidate]], PackedSlate]
 Read = Callable[[SlateBatch], list[np.ndarray]]
@@ -33,17 +38,47 @@ class LowLabelMass(ValueError):
     """The model wants to answer something other than yes or no, so its yes/no odds mean nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Trunk:
+    """A slate's trunk before its pass: `memory` if it need not be read again, `seconds` if it was read for it now."""
+
+    memory: TrunkMemory | None = None
+    seconds: float = 0.0
+
+
 class LocalScorer:
     """Scores slates with a `DecisionModel`; answers do not depend on which slates are asked together.
 
     max_batch_tokens: tokens of one forward pass over several slates; more is faster on a GPU until memory ends,
         and useless on a CPU once one slate fills the cores.
+    static: slates whose candidates were read beforehand; of these only the queries are read.
+    trunk_cache_bytes: memory for candidates that come back in later calls, which are then read no more from the second
+        time on (0: none). It takes as much memory as it is given, on the model's device, and makes a query's cost
+        depend on those before it.
     """
 
-    def __init__(self, model: DecisionModel, layout: SlateLayout, *, max_batch_tokens: int | None = None) -> None:
-        """`max_batch_tokens`: None chooses by device."""
-        self.model, self.layout = model, layout
+    def __init__(
+        self,
+        model: DecisionModel,
+        layout: SlateLayout,
+        *,
+        max_batch_tokens: int | None = None,
+        static: StaticSlates | None = None,
+        trunk_cache_bytes: int = 0,
+    ) -> None:
+        """`max_batch_tokens`: None chooses by device.
+
+        Raises:
+            ValueError: `static` or `trunk_cache_bytes` with the query first or a model that keeps only a part of what
+                it has read, or `static` of another model, prompt or tokenizer.
+        """
+        self.model, self.layout, self.static = model, layout, static
         self.max_batch_tokens = max_batch_tokens or (32_768 if model.device.type == "cuda" else 2_048)
+        if static is not None or trunk_cache_bytes:
+            check_keepable(model, layout)
+        if static is not None:
+            static.check_model(model, layout)
+        self._cache = TrunkCache(trunk_cache_bytes)
 
     @property
     def max_candidates(self) -> int:
@@ -108,12 +143,40 @@ class LocalScorer:
         try:
             # Not inference_mode: a rotary table that grows in it could not be used by later training steps.
             with torch.no_grad():
-                for together in _groups([p.num_tokens for p in packed], self.max_batch_tokens):
-                    answers = self._one_pass([packed[n] for n in together], read)
+                trunks = [self._recall(p) for p in packed]
+                for together in self._passes(packed, trunks):
+                    answers = self._one_pass([packed[n] for n in together], [trunks[n] for n in together], read)
                     out |= zip((i for n in together for i in shared[n]), answers, strict=True)
         finally:
             self.model.train(was_training)
         return [out[i] for i in range(len(slates))]
+
+    def _recall(self, packed: PackedSlate) -> _Trunk:
+        """The memory of a slate's trunk, if there is one or the cache wants it."""
+        if self.static is None and not self._cache.max_bytes:
+            return _Trunk()
+        key = trunk_key(packed)
+        memory = self._cache.get(key)
+        if memory is None and self.static is not None:
+            memory = self.static.get(key)
+        here = memory is not None and memory.last_H.device == self.model.device
+        if here or not self._cache.max_bytes or not self._cache.returns(key):
+            return _Trunk(memory)
+        seconds = 0.0
+        if memory is None:
+            start = time.perf_counter()
+            [memory] = self.model.read_trunks(SlateBatch.of([packed]).to(self.model.device))
+            seconds = time.perf_counter() - start
+        memory = memory.to(self.model.device)
+        self._cache.put(key, memory)
+        return _Trunk(memory, seconds)
+
+    def _passes(self, packed: Sequence[PackedSlate], trunks: Sequence[_Trunk]) -> Iterator[list[int]]:
+        """Indices of slates that share a forward pass: with all or none of their trunks known."""
+        for known in (False, True):
+            some = [n for n, trunk in enumerate(trunks) if (trunk.memory is not None) == known]
+            for group in _groups([packed[n].num_tokens for n in some], self.max_batch_tokens):
+                yield [some[n] for n in group]
 
     def _shared(self, slates: Sequence[Slate]) -> list[list[int]]:
         """Slates that one packed slate answers: those with the same candidates where these come first."""
@@ -130,15 +193,16 @@ class LocalScorer:
         longest = self.layout.config.max_query_tokens + questions * _TOKENS_A_QUESTION
         return max(1, self.max_batch_tokens // longest)
 
-    def _one_pass(self, packed: Sequence[PackedSlate], read: Read) -> list[SlateScores]:
+    def _one_pass(self, packed: Sequence[PackedSlate], trunks: Sequence[_Trunk], read: Read) -> list[SlateScores]:
         """Answers to the queries of these slates, one after the other."""
-        batch = SlateBatch.of(packed).to(self.model.device)
+        memories = [trunk.memory for trunk in trunks if trunk.memory is not None]
+        batch = SlateBatch.of(packed, memories).to(self.model.device)
         start = time.perf_counter()
         values = iter(read(batch))
         seconds = (time.perf_counter() - start) / batch.num_tokens
         out = []
-        for slate in packed:
-            for tokens, notes in zip(_shares(slate), slate.notes, strict=True):
+        for slate, trunk in zip(packed, trunks, strict=True):
+            for cost, notes in zip(_costs(slate, trunk, seconds), slate.notes, strict=True):
                 value_C = next(values)
                 if not np.isfinite(value_C).all():
                     raise FloatingPointError(
@@ -146,7 +210,6 @@ class LocalScorer:
                         "candidates: its weights are damaged, or too large for its dtype; try model.dtype=float32 or "
                         "bfloat16"
                     )
-                cost = Cost(requests=1, forwards=1, prompt_tokens=tokens, max_concurrency=1, seconds=seconds * tokens)
                 out.append(SlateScores(value_C, notes, cost))
         return out
 
@@ -171,10 +234,19 @@ def _by_query(values_Q: Tensor, batch: SlateBatch) -> Sequence[Tensor]:
     return torch.split(values_Q, [len(slate.ends) for slate in batch.slates for _ in slate.queries])
 
 
-def _shares(slate: PackedSlate) -> list[int]:
-    """Each query's share of a slate's tokens; what does not divide falls on the first ones."""
-    part, left = divmod(slate.num_tokens, len(slate.queries))
-    return [part + (n < left) for n in range(len(slate.queries))]
+def _costs(slate: PackedSlate, trunk: _Trunk, seconds_a_token: float) -> Iterator[Cost]:
+    """Each query's share of a slate's cost; tokens whose trunk was not read for it count as reused."""
+    count = len(slate.queries)
+    reused = len(slate.trunk) if trunk.memory is not None and not trunk.seconds else 0
+    for read, known in zip(_shares(slate.num_tokens - reused, count), _shares(reused, count), strict=True):
+        seconds = seconds_a_token * (read + known) + trunk.seconds / count
+        yield Cost(requests=1, forwards=1, prompt_tokens=read, reused_tokens=known, max_concurrency=1, seconds=seconds)
+
+
+def _shares(tokens: int, count: int) -> list[int]:
+    """`tokens` divided among `count` queries; what does not divide falls on the first ones."""
+    part, left = divmod(tokens, count)
+    return [part + (n < left) for n in range(count)]
 
 
 def _chunks(items: list[int], size: int) -> Iterator[list[int]]:

@@ -13,7 +13,7 @@ from retrail.models import config as model_config
 from retrail.scripts import config as command_config
 from retrail.scripts.cli import COMMANDS
 from retrail.scripts.compose import ConfigError, compose, to_yaml
-from retrail.scripts.config import CalibrateRun, CurveRun, EvalRun, ExportRun, PoolsRun, PrepRun, SearchRun, TrainRun, WalksRun
+from retrail.scripts.config import CalibrateRun, CurveRun, EvalRun, ExportRun, PoolsRun, PrepRun, SearchRun, StaticRun, TrainRun, WalksRun
 from retrail.scripts.keys import CONFIGS, groups_of, schema_of, type_words
 from retrail.train import config as train_config
 
@@ -28,6 +28,7 @@ REQUIRED = {
     PoolsRun: ["retriever=export/d0", "data.path=data/x"],
     SearchRun: ["retriever=bm25", "corpus=data/x", "query=who?"],
     WalksRun: ["retriever=export/d0", "data.path=data/x", "to=walks.jsonl"],
+    StaticRun: ["retriever=export/d0", "corpus=data/x", "to=static/d0"],
 }
 CHOICES = [
     (command, group, choice)

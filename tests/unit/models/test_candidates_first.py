@@ -126,7 +126,9 @@ def test_one_forward_reads_the_candidates_once(monkeypatch):
     sizes = []
     of = SlateBatch.of.__func__
     monkeypatch.setattr(
-        SlateBatch, "of", classmethod(lambda cls, slates: (sizes.append(len(slates)), of(cls, slates))[1])
+        SlateBatch,
+        "of",
+        classmethod(lambda cls, slates, kept=(): (sizes.append(len(slates)), of(cls, slates, kept))[1]),
     )
     slates = [Slate(query, candidates) for queries, candidates in SHARED for query in queries]
     order = [6, 0, 4, 2, 1, 5, 3]

@@ -46,7 +46,9 @@ def test_several_slates_do_share_a_pass(monkeypatch):
     sizes = []
     of = SlateBatch.of.__func__
     monkeypatch.setattr(
-        SlateBatch, "of", classmethod(lambda cls, slates: (sizes.append(len(slates)), of(cls, slates))[1])
+        SlateBatch,
+        "of",
+        classmethod(lambda cls, slates, kept=(): (sizes.append(len(slates)), of(cls, slates, kept))[1]),
     )
     scorer_of(max_batch_tokens=100_000).yes([make_slate(5)] * 4)
     assert sizes == [4]
