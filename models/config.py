@@ -198,20 +198,29 @@ class NavigateConfig:
         check_choice("navigate.scoring", self.scoring, ("shared", "page_by_page", "pointwise", "fixed"))
         if not self.keep or any(k < 1 for k in self.keep):
             raise ValueError(f"navigate.keep={self.keep} must list at least one number, each 1 or more")
-        for key in ("share", "threshold"):
-            values = getattr(self, key)
-            if not values or not all(0.0 <= value <= 1.0 for value in values):
-                raise ValueError(f"navigate.{key}={values} must list at least one number, each between 0 and 1")
-        if (self.budget == "calibrated") != (self.calibration is not None):
+        if not self.share or not all(0.0 < share <= 1.0 for share in self.share):
+            raise ValueError(f"navigate.share={self.share} must list at least one number, each above 0 and at most 1")
+        if not self.threshold or not all(0.0 <= bar <= 1.0 for bar in self.threshold):
+            raise ValueError(f"navigate.threshold={self.threshold} must list at least one number, each between 0 and 1")
+        if self.budget == "calibrated" and not self.calibration:
             raise ValueError(
-                f"navigate.budget={self.budget} with navigate.calibration={self.calibration}: a calibrated budget takes "
-                "the file that `retrail calibrate` wrote, and no other budget takes one"
+                "navigate.budget=calibrated also needs navigate.calibration=FILE, which `retrail calibrate` writes"
+            )
+        if self.budget != "calibrated" and self.calibration is not None:
+            raise ValueError(
+                f"navigate.calibration={self.calibration} has no meaning for navigate.budget={self.budget}; "
+                "set navigate.budget=calibrated, or leave it out"
             )
         if not 0 <= self.choose <= 255:
             raise ValueError(f"navigate.choose={self.choose} must be between 0 and 255")
         for key in ("anchors", "start_level", "join_depth"):
             if getattr(self, key) < 0:
                 raise ValueError(f"navigate.{key}={getattr(self, key)} must be 0 or more")
+        if self.anchors and self.scoring not in ("shared", "page_by_page"):
+            raise ValueError(
+                f"navigate.anchors={self.anchors} has no meaning for navigate.scoring={self.scoring}, whose slates hold "
+                "nothing else; set anchors=0"
+            )
         if self.slate_temperature is not None and len(self.slate_temperature) != 2:
             raise ValueError(f"navigate.slate_temperature={self.slate_temperature} must be two numbers, [a, b]")
         if not 0 <= self.path_weight < float("inf"):

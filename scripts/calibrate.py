@@ -32,8 +32,8 @@ def run(run: CalibrateRun) -> int:
     from .systems import file_hash
 
     task, stored = Task.open(run.data.path), read_export(run.retriever).navigate
-    corpus, weight = task.corpus, run.path_weight
-    config = replace(stored, choose=0, path_weight=stored.path_weight if weight is None else weight)
+    corpus = task.corpus
+    config = replace(run.navigate.over(stored), choose=0)
     queries = shuffled(labelled(corpus, task.queries(run.split), task.qrels(run.split)), run.seed)
     held_out, fitting = _divided(queries, run.holdout)
     scorer = MemoScorer(load_scorer(run.retriever, device=run.device))

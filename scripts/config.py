@@ -335,7 +335,6 @@ class CalibrateRun(Command):
     holdout: the share of queries that only measure; 0 measures nothing and leaves more to fit with.
     fixed_k: fixed budgets to compare with, every combination over the levels; [] compares none. Each number costs a
         walk of the held-out queries for every number of the level above.
-    path_weight: as `navigate.path_weight` of the search to come (null: as stored with the retriever).
     seed: which queries are held out, and which fit which level.
     to: the file to write; one that is there is replaced.
     """
@@ -350,7 +349,7 @@ class CalibrateRun(Command):
     gold: str = "any"
     holdout: float = 0.5
     fixed_k: list[int] = field(default_factory=lambda: [1, 2, 3, 5, 10, 20, 30])
-    path_weight: float | None = None
+    navigate: SearchBudget = field(default_factory=SearchBudget)
     seed: int = 0
     to: str = "calibration.json"
     device: str = "auto"

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from ..config import NavigateConfig
-from .calibration import LevelThreshold, calibration_hash, read_calibration, walk_settings
+from .calibration import LevelThreshold, read_calibration, walk_settings
 from .conformal import nonconformity
 from .slates import ranked
 
@@ -111,14 +111,6 @@ def make_budget(config: NavigateConfig) -> Budget:
                 "changes the scores that its thresholds are for; search with the same setting or calibrate again"
             )
     return Calibrated(calibration.levels, path)
-
-
-def describe_budget(config: NavigateConfig) -> str:
-    """The settings of the budget in a few words that change with it, content of the calibration included."""
-    if config.budget == "calibrated":
-        return f"calibrated {calibration_hash(str(config.calibration))}"
-    name = {"count": "keep"}.get(config.budget, config.budget)
-    return f"{name}={getattr(config, name)}"
 
 
 def _at(values: Sequence[T], level: int) -> T:

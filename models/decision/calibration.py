@@ -19,7 +19,7 @@ FORMAT = "retrail-calibration"
 FORMAT_VERSION = 1
 GOLD = ("any", "all")
 # Settings of a walk that change the log-odds which a budget sees.
-WALK_KEYS = ("path_weight",)
+WALK_KEYS = ("path_weight", "scoring", "slate_size", "slate_tokens", "anchors", "slate_temperature", "start_level")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
-from typing import cast
 
 import numpy as np
 
 from ...data_prep.hits import Cost
+from ..config import NavigateConfig
 from ..protocols import Candidate, DecisionScorer, Slate, SlateScores
-from .slates import Pool, PoolScores, ranked, short_notes, split
+from .slates import Cut, Pool, PoolScores, ranked, score_pools, short_notes, split
 
 # Where a fit has no end (every answer right, or none), the scale stops here.
 _SCALES = (1 / 20, 20.0)
@@ -93,16 +93,48 @@ def fit_slate_temperature(log_odds_N: np.ndarray, sizes_N: np.ndarray, labels_N:
     return -best_scale(slope)[0] - slope * middle, slope
 
 
-@dataclass(frozen=True, slots=True)
-class _Reserved:
-    """The limits of a scorer, less what anchors take of every slate."""
+class CooledScorer:
+    """Another scorer whose yes/no log-odds are divided by the temperature of their slate's size."""
 
-    scorer: DecisionScorer
-    max_candidates: int
-    max_candidate_tokens_per_slate: int
+    def __init__(self, scorer: DecisionScorer, temperature: Sequence[float]) -> None:
+        self._scorer, self._temperature = scorer, tuple(temperature)
+
+    @property
+    def max_candidates(self) -> int:
+        """As the other's."""
+        return self._scorer.max_candidates
+
+    @property
+    def max_candidate_tokens_per_slate(self) -> int:
+        """As the other's."""
+        return self._scorer.max_candidate_tokens_per_slate
 
     def num_tokens(self, candidate: Candidate) -> int:
-        return self.scorer.num_tokens(candidate)
+        """As the other's."""
+        return self._scorer.num_tokens(candidate)
+
+    def yes(self, slates: Sequence[Slate]) -> list[SlateScores]:
+        """As the other's, cooled."""
+        return [
+            replace(answer, values_C=_probability(_log_odds(answer.values_C) / self._of(len(slate.candidates))))
+            for slate, answer in zip(slates, self._scorer.yes(slates), strict=True)
+        ]
+
+    def choose(self, slates: Sequence[Slate], *, none: bool = False) -> list[SlateScores]:
+        """As the other's: finalists share one slate, so there is nothing to make comparable."""
+        return self._scorer.choose(slates, none=none)
+
+    def _of(self, size: int) -> float:
+        return slate_temperature(size, self._temperature)
+
+
+def score_as(config: NavigateConfig, scorer: DecisionScorer, pools: Sequence[Pool], cut: Cut) -> list[PoolScores]:
+    """Judge pools with the anchors and the temperature that the settings ask for."""
+    if config.slate_temperature is not None:
+        scorer = CooledScorer(scorer, config.slate_temperature)
+    if config.anchors:
+        return score_pools_anchored(scorer, pools, config.anchors, cut=cut)
+    return score_pools(scorer, pools, cut)
 
 
 def score_pools_anchored(
@@ -110,6 +142,7 @@ def score_pools_anchored(
     pools: Sequence[Pool],
     anchors: int,
     *,
+    cut: Cut | None = None,
     choose: Callable[[Pool], Sequence[int]] | None = None,
 ) -> list[PoolScores]:
     """As `score_pools`, but slates of a split pool share anchors, and each loses its offset to them in log-odds.
@@ -122,7 +155,9 @@ def score_pools_anchored(
     Raises:
         ValueError: a pool is empty, or the anchors leave no room in a slate.
     """
-    plans = [_plan(scorer, pool, anchors, choose) for pool in pools]
+    cut = cut or Cut.of(scorer)
+    plans = [_plan(scorer, pool, spread_anchors(len(pool.candidates), anchors) if choose is None else choose(pool), cut)
+             for pool in pools]  # fmt: skip
     answers = iter(scorer.yes([slate for plan in plans for slate in plan.slates]))
     return [_pooled(plan, [next(answers) for _ in plan.slates]) for plan in plans]
 
@@ -136,24 +171,24 @@ class _Plan:
     anchors: list[list[int]]
 
 
-def _plan(scorer: DecisionScorer, pool: Pool, anchors: int, choose: Callable[[Pool], Sequence[int]] | None) -> _Plan:
-    slates = split(pool, scorer)
-    if len(slates) == 1 or anchors == 0:
+def _plan(scorer: DecisionScorer, pool: Pool, chosen: Sequence[int], cut: Cut) -> _Plan:
+    slates = split(pool, scorer, cut)
+    if len(slates) == 1 or not chosen:
         return _Plan(slates, [list(range(len(slate.candidates))) for slate in slates], [[] for _ in slates])
-    places = set(spread_anchors(len(pool.candidates), anchors) if choose is None else choose(pool))
+    places = set(chosen)
     sizes = [scorer.num_tokens(candidate) for candidate in pool.candidates]
-    limits = _Reserved(
-        scorer,
-        scorer.max_candidates - len(places),
-        scorer.max_candidate_tokens_per_slate - sum(sizes[place] for place in places),
+    room = replace(
+        cut,
+        max_candidates=cut.max_candidates - len(places),
+        max_tokens=cut.max_tokens - sum(sizes[place] for place in places),
     )
-    if limits.max_candidates < 1 or limits.max_candidate_tokens_per_slate < max(sizes):
+    if room.max_candidates < 1 or room.max_tokens < max(sizes):
         raise ValueError(
-            f"{len(places)} anchors fill a slate of {scorer.max_candidates} candidates and "
-            f"{scorer.max_candidate_tokens_per_slate} tokens of them; take fewer anchors, or larger slates"
+            f"{len(places)} anchors fill a slate of {cut.max_candidates} candidates and {cut.max_tokens} tokens of them; "
+            "take fewer anchors, or larger slates"
         )
     plan, start = _Plan([], [], []), 0
-    for part in split(pool, cast(DecisionScorer, limits)):  # which asks for limits only
+    for part in split(pool, scorer, room):
         own = range(start, start + len(part.candidates))
         shown = sorted(places.union(own))
         plan.slates.append(Slate(pool.query, tuple(pool.candidates[place] for place in shown)))
@@ -174,13 +209,17 @@ def _pooled(plan: _Plan, parts: Sequence[SlateScores]) -> PoolScores:
         odds = [_log_odds(part.values_C) for part in parts]
         offsets = anchor_offsets(np.stack([o[where] for o, where in zip(odds, plan.anchors, strict=True)]))
         own_C = [o[where] - offset for o, where, offset in zip(odds, plan.own, offsets, strict=True)]
-        values_C = np.exp(-np.logaddexp(0.0, -np.concatenate(own_C)))
+        values_C = _probability(np.concatenate(own_C))
     return PoolScores(values_C, len(parts), short_notes(notes), cost)
 
 
 def _log_odds(values_C: np.ndarray) -> np.ndarray:
     tiny = np.finfo(float).tiny
     return np.asarray(np.log(np.maximum(values_C, tiny)) - np.log(np.maximum(1 - values_C, tiny)))
+
+
+def _probability(odds_C: np.ndarray) -> np.ndarray:
+    return np.asarray(np.exp(-np.logaddexp(0.0, -odds_C)))
 
 
 def _golden(loss: Callable[[float], float], low: float, high: float) -> tuple[float, float]:

@@ -20,8 +20,9 @@ from ..protocols import DecisionScorer, Retriever
 from .best_first import come_back, has_reached_a_limit, what_is_left
 from .budget import Budget, make_budget
 from .choose import FinalOrder, choose_best
+from .compare import CooledScorer, score_as
 from .fixed_slates import FixedSlates
-from .slates import Cut, PoolScores, SeenNodes, check_queries, ranked, score_pools, score_slates
+from .slates import Cut, PoolScores, SeenNodes, check_queries, ranked, score_slates
 from .walk import Floats, Nodes, Walk, joined, log_odds, log_sigmoid, opened
 
 Watch = Callable[[str, Step], None]
@@ -76,6 +77,8 @@ class Navigator:
             )
         self._cut = Cut.of(scorer, self.config)
         self._shown = SeenNodes(corpus)
+        temperature = self.config.slate_temperature
+        self._cooled = scorer if temperature is None else CooledScorer(scorer, temperature)
         self._fixed = FixedSlates(corpus, scorer, self._cut, self._shown)
 
     def search(self, queries: Sequence[str], *, k: int = 10, watch: Watch | None = None) -> list[Hits]:
@@ -134,7 +137,14 @@ class Navigator:
         if self.config.search == "best_first":
             come_back(self, walks, watch)
         pools = [self._shown.pool(walk.query, walk.leaves) for walk in walks]
-        orders = choose_best(self.scorer, pools, [walk.value_L for walk in walks], self.config.choose)
+        orders = choose_best(
+            self.scorer,
+            pools,
+            [walk.value_L for walk in walks],
+            self.config.choose,
+            orders=self.config.choose_orders,
+            none=self.config.answerable,
+        )
         return [self._hits(walk, final, k, watch) for walk, final in zip(walks, orders, strict=True)]
 
     def _one_level(self, walks: list[Walk], level: int, k: int, watch: Watch) -> None:
@@ -162,11 +172,11 @@ class Navigator:
             slates, places = zip(*(self._fixed.ask(query, rows) for query, rows in asked), strict=True)
             answers = [
                 replace(scores, values_C=scores.values_C[place])
-                for scores, place in zip(score_slates(self.scorer, slates), places, strict=True)
+                for scores, place in zip(score_slates(self._cooled, slates), places, strict=True)
             ]
         else:
             pools = [self._shown.pool(query, rows) for query, rows in asked]
-            answers = score_pools(self.scorer, pools, self._cut)
+            answers = score_as(self.config, self.scorer, pools, self._cut)
         return [replace(scores, cost=priced(scores.cost, self.config.price)) for scores in answers]
 
     def value(self, nodes: Nodes, p_C: Floats) -> Floats:
@@ -263,7 +273,8 @@ class Navigator:
             scores.setdefault(row, score)
         top = list(scores.items())[:k]
         ids = tuple(self.corpus.id(row) for row, _ in top)
-        return Hits(ids, tuple(score for _, score in top), walk.cost, tuple(walk.steps))
+        values = tuple(score for _, score in top)
+        return Hits(ids, values, walk.cost, tuple(walk.steps), answerable=final.answerable)
 
 
 def priced(cost: Cost, price: PriceConfig) -> Cost:

@@ -292,7 +292,7 @@ def test_money_by_hand():
         ({"search": "depth"}, "navigate.search='depth' is not a choice"),
         ({"budget": "many"}, "navigate.budget='many'"),
         ({"scoring": "paired"}, "navigate.scoring='paired'"),
-        ({"share": [1.5]}, "navigate.share=.*between 0 and 1"),
+        ({"share": [1.5]}, "navigate.share=.*at most 1"),
         ({"threshold": []}, "navigate.threshold=.*at least one number"),
         ({"budget": "calibrated"}, "retrail calibrate"),
         ({"anchors": -1}, "navigate.anchors=-1"),

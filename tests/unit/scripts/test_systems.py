@@ -1,0 +1,67 @@
+"""Retrievers by name, and descriptions that tell evaluations apart."""
+
+import dataclasses
+
+import pytest
+from decision_toy import toy_corpus
+from fakes import FakeScorer
+
+from retrail.models.config import NavigateConfig, PriceConfig
+from retrail.models.decision.calibration import Calibration, LevelThreshold, walk_settings, write_calibration
+from retrail.models.decision.navigate import Navigator
+from retrail.scripts.systems import VARIANTS, controls, settings_text
+
+
+def test_every_setting_of_a_walk_changes_its_description(tmp_path):
+    changed = {
+        "search": {"search": "best_first", "max_tokens": 9},
+        "budget": {"budget": "share"},
+        "calibration": None,
+        "slate_temperature": {"slate_temperature": [0.0, 0.1]},
+        "scoring": {"scoring": "fixed"},
+        "price": None,
+    }
+    seen = {settings_text(NavigateConfig())}
+    for field in dataclasses.fields(NavigateConfig):
+        settings = changed.get(field.name, ...)
+        if settings is None:
+            continue
+        if settings is ...:
+            value = getattr(NavigateConfig(), field.name)
+            new = [0.3] if isinstance(value, list) else not value if isinstance(value, bool) else (value or 0) + 2
+            settings = {field.name: [3] if field.name == "keep" else new}
+        text = settings_text(NavigateConfig(**settings))
+        assert text not in seen, field.name
+        seen.add(text)
+    assert settings_text(NavigateConfig(price=PriceConfig(prompt=3.0))) in seen  # found is the same
+    file = tmp_path / "c.json"
+    texts = set()
+    for threshold in (0.5, 0.6):
+        levels = (LevelThreshold(score="gap", threshold=threshold, alpha=0.1, queries=20),)
+        walk = walk_settings(NavigateConfig())
+        write_calibration(file, Calibration(0.1, "any", levels, "r", "c", walk))
+        texts.add(settings_text(NavigateConfig(budget="calibrated", calibration=str(file))))
+    assert len(texts) == 2  # by what the file says, not by its name
+
+
+def test_controls_change_one_setting():
+    corpus = toy_corpus()
+    scorer = FakeScorer(lambda q, c: 0.5)
+    navigator = Navigator(scorer, corpus, NavigateConfig(keep=[2], choose=0))
+    for name, start, scoring in (("flat", 0, "shared"), ("page_by_page", 0, "page_by_page"), ("pointwise", 0, "pointwise")):
+        [(title, walk, description)] = controls([name], corpus, navigator, "folder", "model")
+        assert title == f"navigation, {name.replace('_', ' ')}" and description == f"{name} model"
+        assert (walk.config.start_level, walk.config.scoring, walk.config.keep) == (start, scoring, [2])
+        assert walk.search(["q"], k=3)
+    [(title, walk, _)] = controls(["hybrid_bm25"], corpus, navigator, "folder", "model")
+    assert title == "navigation, hybrid with bm25"
+    assert "join" in [step.name for step in walk.search(["where is fig?"], k=3)[0].trace]
+    with pytest.raises(ValueError, match="needs a decision model"):
+        next(controls(["flat"], corpus))
+
+
+def test_flat_begins_with_the_parents_of_leaves():
+    class Deep:
+        num_levels = 4
+
+    assert VARIANTS["flat"](Deep()) == {"start_level": 2}
