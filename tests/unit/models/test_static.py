@@ -97,6 +97,9 @@ def test_branches_against_a_memory_equal_whole_sequences():
     memories = net.read_trunks(SlateBatch.of(packed))
     got = net.yes_logits(SlateBatch.of(packed, memories))
     torch.testing.assert_close(got, row_by_row(net, packed), atol=1e-5, rtol=0)
+    for slate, memory in zip(packed, memories, strict=True):
+        states_TH = net.backbone.base_model(input_ids=torch.tensor([slate.trunk])).last_hidden_state[0]
+        torch.testing.assert_close(memory.last_H, states_TH[-1], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["eager", "flex_attention"])
