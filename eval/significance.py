@@ -52,6 +52,4 @@ def paired(a: Mapping[str, float], b: Mapping[str, float], *, repetitions: int =
         extreme += int((np.abs(flipped_R) >= abs(mean) - 1e-12).sum())
         means.append(difference_Q[rng.integers(0, Q, (R, Q))].mean(1))
     low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
-    return Paired(
-        queries=Q, difference=mean, low=float(low), high=float(high), p=(extreme + 1) / (repetitions + 1)
-    )
+    return Paired(queries=Q, difference=mean, low=float(low), high=float(high), p=(extreme + 1) / (repetitions + 1))

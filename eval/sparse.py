@@ -29,7 +29,9 @@ class SparseRetriever:
         self.description = f"splade {name} over {len(self._ids)} texts"
 
     @classmethod
-    def from_corpus(cls, corpus: Corpus, model: str | None = None, rows: Iterable[int] | None = None) -> SparseRetriever:
+    def from_corpus(
+        cls, corpus: Corpus, model: str | None = None, rows: Iterable[int] | None = None
+    ) -> SparseRetriever:
         """Encode the leaves (or `rows`) with a sentence-transformers `SparseEncoder` (None: the packaged tiny one).
 
         Raises:

@@ -16,7 +16,7 @@ def run(run: EvalRun) -> int:
     from rich.console import Console
 
     from ..data_prep.task import Task
-    from ..eval.ledger import ledger_table, latency_line
+    from ..eval.ledger import latency_line, ledger_table
     from ..eval.report import compare_lines, compare_table, markdown_table
     from ..eval.suites import evaluate_suite, get_suite
     from ..models.decision.navigate import Navigator

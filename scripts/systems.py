@@ -86,7 +86,11 @@ def controls(
             other = _first(name.removeprefix("hybrid_"), corpus, first)
             yield f"navigation, {name.replace('_', ' with ')}", _changed(navigator, join=other), f"{name} {model}"
         else:
-            yield f"navigation, {name.replace('_', ' ')}", _changed(navigator, **VARIANTS[name](corpus)), f"{name} {model}"
+            yield (
+                f"navigation, {name.replace('_', ' ')}",
+                _changed(navigator, **VARIANTS[name](corpus)),
+                f"{name} {model}",
+            )
 
 
 # Controls that walk with one setting changed. Flat: every parent of leaves is judged, nothing above.

@@ -132,5 +132,5 @@ def log_odds(p_C: Floats, least: float = 1e-15) -> Floats:
 
 
 def log_sigmoid(odds_C: Floats) -> Floats:
-    """log P of these log-odds."""
+    """Log P of these log-odds."""
     return -np.logaddexp(0.0, -odds_C)  # type: ignore[no-any-return]

@@ -13,7 +13,18 @@ from retrail.models import config as model_config
 from retrail.scripts import config as command_config
 from retrail.scripts.cli import COMMANDS
 from retrail.scripts.compose import ConfigError, compose, to_yaml
-from retrail.scripts.config import CalibrateRun, CurveRun, EvalRun, ExportRun, PoolsRun, PrepRun, SearchRun, StaticRun, TrainRun, WalksRun
+from retrail.scripts.config import (
+    CalibrateRun,
+    CurveRun,
+    EvalRun,
+    ExportRun,
+    PoolsRun,
+    PrepRun,
+    SearchRun,
+    StaticRun,
+    TrainRun,
+    WalksRun,
+)
 from retrail.scripts.keys import CONFIGS, groups_of, schema_of, type_words
 from retrail.train import config as train_config
 

@@ -70,7 +70,8 @@ def test_latency_by_hand():
     flat = Corpus.from_nodes(Node(str(n), None, "", "x") for n in range(16))
     assert latency_estimate(flat, 0.2) == pytest.approx(0.2)
     square = Corpus.from_nodes(
-        [Node(str(n), None, "", "x") for n in range(4)] + [Node(f"{n}.{m}", str(n), "", "x") for n in range(4) for m in range(4)]
+        [Node(str(n), None, "", "x") for n in range(4)]
+        + [Node(f"{n}.{m}", str(n), "", "x") for n in range(4) for m in range(4)]
     )
     assert latency_estimate(square, 1.0) == pytest.approx(2.0)  # log_4 16 is 2, whatever floating point says
     one = Corpus.from_nodes([Node("a", None, "", "x")])

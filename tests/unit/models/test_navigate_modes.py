@@ -160,7 +160,9 @@ def test_the_likeliest_path_is_taken_up_first():
     assert hits.cost.requests == 6
 
 
-@pytest.mark.parametrize(("limit", "steps"), [({"max_tokens": 10}, 3), ({"max_requests": 1}, 3), ({"max_seconds": 1e-9}, 3)])
+@pytest.mark.parametrize(
+    ("limit", "steps"), [({"max_tokens": 10}, 3), ({"max_requests": 1}, 3), ({"max_seconds": 1e-9}, 3)]
+)
 def test_a_limit_during_the_descent_still_finds_something(limit, steps):
     scorer = FakeScorer(believing(VALUES))
     [hits] = Navigator(scorer, GUIDE, NavigateConfig(keep=[3], choose=0, **limit)).search(["q"])
