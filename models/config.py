@@ -194,8 +194,24 @@ class NavigateConfig:
         if isinstance(self.price, dict):  # as an export stores it
             self.price = PriceConfig(**self.price)
         check_choice("navigate.search", self.search, ("levels", "best_first"))
-        check_choice("navigate.budget", self.budget, ("count", "share", "threshold", "calibrated"))
         check_choice("navigate.scoring", self.scoring, ("shared", "page_by_page", "pointwise", "fixed"))
+        self._check_budget()
+        self._check_slates()
+        limits = ("max_tokens", "max_requests", "max_seconds")
+        for key in ("choose_orders", "expand", *limits):
+            check_positive(f"navigate.{key}", getattr(self, key))
+        if self.search == "best_first" and all(getattr(self, key) is None for key in limits):
+            raise ValueError(f"navigate.search=best_first reads the whole corpus without a limit; set one of {limits}")
+        for key in ("anchors", "start_level", "join_depth"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"navigate.{key}={getattr(self, key)} must be 0 or more")
+        if not 0 <= self.choose <= 255:
+            raise ValueError(f"navigate.choose={self.choose} must be between 0 and 255")
+        if not 0 <= self.path_weight < float("inf"):
+            raise ValueError(f"navigate.path_weight={self.path_weight} must be a number of 0 or more")
+
+    def _check_budget(self) -> None:
+        check_choice("navigate.budget", self.budget, ("count", "share", "threshold", "calibrated"))
         if not self.keep or any(k < 1 for k in self.keep):
             raise ValueError(f"navigate.keep={self.keep} must list at least one number, each 1 or more")
         if not self.share or not all(0.0 < share <= 1.0 for share in self.share):
@@ -211,22 +227,14 @@ class NavigateConfig:
                 f"navigate.calibration={self.calibration} has no meaning for navigate.budget={self.budget}; "
                 "set navigate.budget=calibrated, or leave it out"
             )
-        if not 0 <= self.choose <= 255:
-            raise ValueError(f"navigate.choose={self.choose} must be between 0 and 255")
-        for key in ("anchors", "start_level", "join_depth"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"navigate.{key}={getattr(self, key)} must be 0 or more")
+
+    def _check_slates(self) -> None:
+        for key in ("slate_size", "slate_tokens"):
+            check_positive(f"navigate.{key}", getattr(self, key))
         if self.anchors and self.scoring not in ("shared", "page_by_page"):
             raise ValueError(
-                f"navigate.anchors={self.anchors} has no meaning for navigate.scoring={self.scoring}, whose slates hold "
-                "nothing else; set anchors=0"
+                f"navigate.anchors={self.anchors} has no meaning for navigate.scoring={self.scoring}, whose slates "
+                "hold nothing else; set anchors=0"
             )
         if self.slate_temperature is not None and len(self.slate_temperature) != 2:
             raise ValueError(f"navigate.slate_temperature={self.slate_temperature} must be two numbers, [a, b]")
-        if not 0 <= self.path_weight < float("inf"):
-            raise ValueError(f"navigate.path_weight={self.path_weight} must be a number of 0 or more")
-        limits = ("max_tokens", "max_requests", "max_seconds")
-        for key in ("slate_size", "slate_tokens", "choose_orders", "expand", *limits):
-            check_positive(f"navigate.{key}", getattr(self, key))
-        if self.search == "best_first" and all(getattr(self, key) is None for key in limits):
-            raise ValueError(f"navigate.search=best_first reads the whole corpus without a limit; set one of {limits}")

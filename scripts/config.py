@@ -433,8 +433,8 @@ class PoolsRun(Command):
             check_choice("negatives", name, ("bm25", "dense", "splade"))
         if self.depth < 2 or not self.sizes or min(self.sizes) < 1 or not self.metrics or not self.negatives:
             raise ValueError(
-                f"depth={self.depth} must be 2 or more, and sizes={self.sizes} (each 1 or more), metrics={self.metrics} "
-                f"and negatives={self.negatives} must each name at least one"
+                f"depth={self.depth} must be 2 or more, and sizes={self.sizes} (each 1 or more), "
+                f"metrics={self.metrics} and negatives={self.negatives} must each name at least one"
             )
 
 

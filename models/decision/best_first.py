@@ -51,7 +51,7 @@ def come_back(navigator: Navigator, walks: Sequence[Walk], watch: Callable[[str,
 
 
 def _by_level(navigator: Navigator, walk: Walk) -> Iterator[Nodes]:
-    """The children of the next dropped nodes, a group for each level; leaves that joined the walk are judged already."""
+    """The children of the next dropped nodes, a group for each level; a leaf that joined the walk was judged before."""
     corpus = navigator.corpus
     taken = walk.take_dropped(navigator.config.expand)
     level_C = np.array([corpus.level(int(row)) for row in taken.rows_C])

@@ -184,8 +184,8 @@ def _plan(scorer: DecisionScorer, pool: Pool, chosen: Sequence[int], cut: Cut) -
     )
     if room.max_candidates < 1 or room.max_tokens < max(sizes):
         raise ValueError(
-            f"{len(places)} anchors fill a slate of {cut.max_candidates} candidates and {cut.max_tokens} tokens of them; "
-            "take fewer anchors, or larger slates"
+            f"{len(places)} anchors fill a slate of {cut.max_candidates} candidates and {cut.max_tokens} tokens of "
+            "them; take fewer anchors, or larger slates"
         )
     plan, start = _Plan([], [], []), 0
     for part in split(pool, scorer, room):

@@ -189,7 +189,7 @@ class Navigator:
         """Log-odds of `value`."""
         if self.config.path_weight == 0:
             return log_odds(p_C)
-        return log_odds(p_C, _LEAST_IN_SUMS) + self.config.path_weight * nodes.above_C  # type: ignore[no-any-return]
+        return log_odds(p_C, _LEAST_IN_SUMS) + self.config.path_weight * nodes.above_C
 
     def _descend(self, walk: Walk, scores: PoolScores, level: int, watch: Watch) -> None:
         assert walk.nodes is not None

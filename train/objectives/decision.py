@@ -70,8 +70,9 @@ class DecisionObjective:
     """Binary cross-entropy on every candidate, listwise cross-entropy on every slate, and the final choice.
 
     For a pointer head the choice *is* the listwise softmax; a yes/no head answers a separate multiple-choice question
-    (term `choice`, weight `choice_weight`), whose slate holds the same candidates. With `none_weight` the choice is also
-    trained with none-of-these as an option (term `none`): the log-odds of a pointer head against 0, another question.
+    (term `choice`, weight `choice_weight`), whose slate holds the same candidates. With `none_weight` the choice is
+    also trained with none-of-these as an option (term `none`): the log-odds of a pointer head against 0, or another
+    question.
 
     Each term is a weighted mean over the step: a slate counts the weight of its level in sum and count alike, and a
     right candidate counts `positive_weights` times in `bce`.

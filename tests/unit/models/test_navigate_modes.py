@@ -160,13 +160,11 @@ def test_the_likeliest_path_is_taken_up_first():
     assert hits.cost.requests == 6
 
 
-@pytest.mark.parametrize(
-    ("limit", "steps"), [({"max_tokens": 10}, 3), ({"max_requests": 1}, 3), ({"max_seconds": 1e-9}, 3)]
-)
-def test_a_limit_during_the_descent_still_finds_something(limit, steps):
+@pytest.mark.parametrize("limit", [{"max_tokens": 10}, {"max_requests": 1}, {"max_seconds": 1e-9}])
+def test_a_limit_during_the_descent_still_finds_something(limit):
     scorer = FakeScorer(believing(VALUES))
     [hits] = Navigator(scorer, GUIDE, NavigateConfig(keep=[3], choose=0, **limit)).search(["q"])
-    assert len(hits.trace) == steps
+    assert len(hits.trace) == 3
     assert hits.trace[0].kept == ("b",) and hits.trace[1].kept == ("b/1",)
     [(key, value)] = limit.items()
     assert f"{key}={value} reached: the descent goes on with the best node alone" in hits.trace[0].notes

@@ -48,14 +48,10 @@ def test_controls_change_one_setting():
     corpus = toy_corpus()
     scorer = FakeScorer(lambda q, c: 0.5)
     navigator = Navigator(scorer, corpus, NavigateConfig(keep=[2], choose=0))
-    for name, start, scoring in (
-        ("flat", 0, "shared"),
-        ("page_by_page", 0, "page_by_page"),
-        ("pointwise", 0, "pointwise"),
-    ):
+    for name, scoring in (("flat", "shared"), ("page_by_page", "page_by_page"), ("pointwise", "pointwise")):
         [(title, walk, description)] = controls([name], corpus, navigator, "folder", "model")
         assert title == f"navigation, {name.replace('_', ' ')}" and description == f"{name} model"
-        assert (walk.config.start_level, walk.config.scoring, walk.config.keep) == (start, scoring, [2])
+        assert (walk.config.start_level, walk.config.scoring, walk.config.keep) == (0, scoring, [2])
         assert walk.search(["q"], k=3)
     [(title, walk, _)] = controls(["hybrid_bm25"], corpus, navigator, "folder", "model")
     assert title == "navigation, hybrid with bm25"
