@@ -31,7 +31,7 @@ def train(head, queries, batch_size, max_tokens):
     model, layout = tiny_decision(head, AdapterConfig(rank=4), order=order)
     shake(model)
     model.train()
-    objective = toy_objective(layout, none_share=0.3, queries=queries)
+    objective = toy_objective(layout, none_share=0.3, queries=queries, none_weight=0.5)
     accelerator = make_accelerator(RuntimeConfig(device="cpu", threads=1))
     ranks = Ranks(accelerator)
     wrapped = accelerator.prepare_model(model)
