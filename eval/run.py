@@ -137,7 +137,9 @@ def hits_from_json(row: dict[str, Any]) -> tuple[str, Hits]:
         )
         for step in row.get("trace", ())
     )
-    hits = Hits(tuple(row["ids"]), tuple(row["scores"]), Cost(**row["cost"]), steps, row.get("exact"), row.get("answerable"))
+    hits = Hits(
+        tuple(row["ids"]), tuple(row["scores"]), Cost(**row["cost"]), steps, row.get("exact"), row.get("answerable")
+    )
     if not isinstance(row["query"], str):
         raise TypeError(f"query {row['query']!r} is no text")
     return row["query"], hits

@@ -60,6 +60,7 @@ _NAVIGATE = DecisionPrompt(
     choice_label="{n}]",
 )
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonePrompt:
     """What a multiple-choice question in words adds where it may be that no candidate is right.

@@ -74,7 +74,8 @@ class Slate:
 class SlateScores:
     """Answers for one slate: `values_C` in the order of its candidates, float64.
 
-    `none` is the probability that no candidate is right, where a choice was asked with that option. `notes` names every candidate whose text was cut to fit; `cost` is this slate's share.
+    `none` is the probability that no candidate is right, where a choice was asked with that option. `notes` names every
+    candidate whose text was cut to fit; `cost` is this slate's share.
     """
 
     values_C: np.ndarray

@@ -65,8 +65,8 @@ class SlateLayout:
     """Renders slates for one prompt, head and tokenizer; the only place that does, in training and inference.
 
     Token ids of queries, titles and texts are remembered: the same node is shown to many queries.
-    max_slate_tokens: the cap in effect: `decision.max_slate_tokens`, or the model's context where that is shorter. It is
-        no part of an export's contract, which holds the setting.
+    max_slate_tokens: the cap in effect: `decision.max_slate_tokens`, or the model's context where that is shorter. It
+        is no part of an export's contract, which holds the setting.
 
     Raises:
         ValueError: yes and no are not two single tokens, or a slate cannot hold one candidate beside the query.

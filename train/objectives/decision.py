@@ -64,8 +64,9 @@ class DecisionObjective:
     """Binary cross-entropy on every candidate, listwise cross-entropy on every slate, and the final choice.
 
     For a pointer head the choice *is* the listwise softmax; a yes/no head answers a separate multiple-choice question
-    (term `choice`, weight `choice_weight`), whose slate holds the same candidates. With `none_weight` the choice is also
-    trained with none-of-these as an option (term `none`): the log-odds of a pointer head against 0, another question.
+    (term `choice`, weight `choice_weight`), whose slate holds the same candidates. With `none_weight` the choice is
+    also trained with none-of-these as an option (term `none`): a pointer head's log-odds against 0, another question of
+    a yes/no head.
     """
 
     def __init__(

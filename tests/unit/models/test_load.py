@@ -155,7 +155,9 @@ def test_context_of_the_model_caps_what_the_export_asks_for(exported, copied):
     layout = load_scorer(copied, device="cpu").layout
     assert (layout.config.max_slate_tokens, layout.max_slate_tokens) == (20_000, 9000)
     (copied / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 500}))
-    with pytest.raises(ExportError, match=r"max_slate_tokens=20000 \(cut to 500, the context of the model\) cannot hold"):
+    with pytest.raises(
+        ExportError, match=r"max_slate_tokens=20000 \(cut to 500, the context of the model\) cannot hold"
+    ):
         load_scorer(copied, device="cpu")
 
 
