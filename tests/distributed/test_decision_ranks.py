@@ -47,9 +47,9 @@ def train(head, queries, batch_size, max_tokens, mixed=False):
     shake(model)
     model.train()
     if mixed:
-        objective = mixture(layout, 2, none_share=0.3, queries=queries, easy_rows=5)
+        objective = mixture(layout, 2, none_share=0.3, queries=queries, easy_rows=5, none_weight=0.5)
     else:
-        objective = toy_objective(layout, none_share=0.3, queries=queries)
+        objective = toy_objective(layout, none_share=0.3, queries=queries, none_weight=0.5)
     accelerator = make_accelerator(RuntimeConfig(device="cpu", threads=1))
     ranks = Ranks(accelerator)
     wrapped = accelerator.prepare_model(model)

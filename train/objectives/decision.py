@@ -71,8 +71,8 @@ class DecisionObjective:
 
     For a pointer head the choice *is* the listwise softmax; a yes/no head answers a separate multiple-choice question
     (term `choice`, weight `choice_weight`), whose slate holds the same candidates. With `none_weight` the choice is
-    also trained with none-of-these as an option (term `none`): the log-odds of a pointer head against 0, or another
-    question.
+    also trained with none-of-these as an option (term `none`): a pointer head's log-odds against 0, another question of
+    a yes/no head.
 
     Each term is a weighted mean over the step: a slate counts the weight of its level in sum and count alike, and a
     right candidate counts `positive_weights` times in `bce`.

@@ -138,6 +138,29 @@ def test_what_training_saw_otherwise_is_refused(copied, change, named):
         load_scorer(copied, device="cpu")
 
 
+def test_words_of_none_belong_to_the_contract_of_who_shows_them(exported, copied):
+    stored = json.loads((copied / RETRIEVAL).read_text())["contract"]["prompt"]
+    if exported[0].name == "pointer":
+        assert set(stored) == {"name", "version", "sha256"}
+        return
+    edit(copied, lambda m: m["contract"]["prompt"]["none"].update(sha256="0" * 64))
+    with pytest.raises(ExportError, match=r"prompt.none.sha256 was 0{64} when .* and is [0-9a-f]{64} here"):
+        load_scorer(copied, device="cpu")
+
+
+def test_context_of_the_model_caps_what_the_export_asks_for(exported, copied):
+    """The setting stays what it was; the slates fit."""
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 9000}))
+    layout = load_scorer(copied, device="cpu").layout
+    assert (layout.config.max_slate_tokens, layout.max_slate_tokens) == (20_000, 9000)
+    (copied / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 500}))
+    with pytest.raises(
+        ExportError, match=r"max_slate_tokens=20000 \(cut to 500, the context of the model\) cannot hold"
+    ):
+        load_scorer(copied, device="cpu")
+
+
 def test_settings_that_this_version_does_not_know_are_refused(exported, copied):
     edit(copied, lambda m: m["contract"]["decision"].update(rotations=3))
     with pytest.raises(ExportError, match="decision holds settings that this version does not know: .*rotations"):

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from retrail.models.backbone import load_backbone, tiny_twin
 from retrail.models.config import DecisionConfig, ModelConfig
 from retrail.models.decision.layout import SlateLayout
-from retrail.models.prompts import DECISION_PROMPTS, decision_prompt, prompt_hash
+from retrail.models.prompts import DECISION_PROMPTS, NONE_PROMPT, decision_prompt, prompt_hash
 from retrail.models.protocols import Candidate, Slate
 from retrail.models.tokenizer import SafeTokenizer
 
@@ -204,6 +204,14 @@ def test_prompt_hash_changes_with_every_word():
         for v in [getattr(prompt, f.name)]
     }
     assert len({prompt_hash(prompt), *map(prompt_hash, changed.values())}) == 1 + len(fields(prompt))
+
+
+def test_prompts_of_published_exports_stand():
+    """An export is refused where a hash differs: words may only change together with their version."""
+    hashes = {name: prompt_hash(prompt)[:12] for name, prompt in DECISION_PROMPTS.items()}
+    assert hashes == {"navigate": "b27cb8171bf5", "plain": "3079a40db294"}
+    assert {prompt.version for prompt in DECISION_PROMPTS.values()} == {2}
+    assert (NONE_PROMPT.version, prompt_hash(NONE_PROMPT)[:12]) == (1, "9d533d1b07be")
 
 
 def test_unknown_prompt_lists_the_known():

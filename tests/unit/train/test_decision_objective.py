@@ -248,6 +248,16 @@ def test_counts(yes_no):
     assert "choice" not in toy_objective(yes_no[1], choice_weight=0.0).weights
 
 
+@pytest.mark.parametrize("head", ["pointer", "yes_no"])
+def test_counts_of_none_are_slates(request, head):
+    _, layout = request.getfixturevalue(head)
+    objective = toy_objective(layout, none_share=0.5, none_weight=0.25)
+    batch = objective.collate([(row, 0) for row in range(10)])
+    assert (batch.counts["none"], objective.weights["none"]) == (10, 0.25)
+    assert batch.num_tokens == sum(objective.length(row, 0) for row in range(10))
+    assert "none" not in toy_objective(layout, none_share=0.5).weights
+
+
 def alone(model, layout, objective, chunk):
     """BCE and listwise sums from one forward pass a question."""
     bce = listwise = 0.0
@@ -301,10 +311,32 @@ def test_choice_is_the_likelihood_of_the_right_number(yes_no):
     assert sums["choice"].item() == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("choice_weight", [0.0, 0.5])
 @pytest.mark.parametrize("head", ["pointer", "yes_no"])
-def test_an_empty_batch_gives_zero_and_keeps_the_graph(head):
+def test_none_is_trained_as_it_is_asked(request, head, choice_weight):
+    """The loss is that of the probabilities which the scorer gives, none-of-these being right where nothing else is."""
+    model, layout = request.getfixturevalue(head)
+    objective = toy_objective(layout, none_share=0.4, none_weight=1.0, choice_weight=choice_weight)
+    chunk = [(row, 1) for row in range(12)]
+    labels = [objective.slate(*key)[1] for key in chunk]
+    assert {bool(y.any()) for y in labels} == {True, False}
+    with torch.no_grad():
+        sums = objective.loss(model, objective.collate(chunk)).sums
+        plain = toy_objective(layout, none_share=0.4).loss(model, toy_objective(layout, none_share=0.4).collate(chunk))
+    answers = LocalScorer(model, layout).choose([objective.slate(*key)[0] for key in chunk], none=True)
+    expected = 0.0
+    for y, answer in zip(labels, answers, strict=True):
+        expected -= np.log(answer.values_C[y > 0]).mean() if y.any() else np.log(answer.none)
+    assert sums["none"].item() == pytest.approx(expected, rel=1e-4)
+    for name in sums.keys() - {"none"}:  # the other terms are what they are without it
+        assert sums[name].item() == pytest.approx(plain.sums[name].item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("none_weight", [0.0, 1.0])
+@pytest.mark.parametrize("head", ["pointer", "yes_no"])
+def test_an_empty_batch_gives_zero_and_keeps_the_graph(head, none_weight):
     model, layout = tiny_decision(head, AdapterConfig(rank=2))
-    objective = toy_objective(layout)
+    objective = toy_objective(layout, none_weight=none_weight)
     batch = objective.collate([])
     assert (batch.names, batch.num_tokens, set(batch.counts.values())) == ((), 0, {0.0})
     assert set(batch.counts) == set(objective.weights)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from retrail.train.losses import bce_sum, listwise_sum, log_softmax_by_slate, question_weights
+from retrail.train.losses import bce_sum, listwise_sum, log_softmax_by_slate, none_sum, question_weights
 
 # Slates of 3, 1 and 2 candidates; the last one has no positive.
 LOGITS = torch.tensor([math.log(1.0), math.log(2.0), math.log(5.0), 0.7, 0.1, 0.2], dtype=torch.float64)
@@ -48,6 +48,30 @@ def test_a_slate_without_positives_adds_nothing():
     assert logits.grad[0].item() == pytest.approx(1 / 8 - 1 / 2)
 
 
+def test_none_by_hand():
+    # With none (odds 1) the first slate's odds sum to 9; its two positives share the weight.
+    first = -(math.log(1 / 9) + math.log(5 / 9)) / 2
+    second = math.log(1 + math.exp(-0.7))
+    third = math.log(1 + math.exp(0.1) + math.exp(0.2))  # no positive: none is right
+    assert none_sum(LOGITS, LABELS, SLATE, 3).item() == pytest.approx(first + second + third)
+    logits = LOGITS.clone().requires_grad_()
+    none_sum(logits, LABELS, SLATE, 3).backward()
+    assert logits.grad[0].item() == pytest.approx(1 / 9 - 1 / 2)
+    assert logits.grad[5].item() == pytest.approx(math.exp(0.2 - third))
+
+
+def test_none_is_one_more_class():
+    """A dense twin: torch's cross-entropy over a column more, which is zero."""
+    logits = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3
+    gold = torch.tensor([0, 6, 7, 3, 7])
+    labels = torch.zeros(5, 8, dtype=torch.float64).scatter(1, gold[:, None], 1.0)[:, :7]
+    slate = torch.arange(5).repeat_interleave(7)
+    mixed = torch.randperm(35, generator=torch.Generator().manual_seed(2))
+    ours = none_sum(logits.flatten()[mixed], labels.flatten()[mixed], slate[mixed], 5)
+    dense = cross_entropy(torch.cat([logits, torch.zeros(5, 1)], dim=1), gold, reduction="sum")
+    torch.testing.assert_close(ours, dense)
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_log_softmax_is_torchs_in_each_slate(scale):
     # Candidates of different slates stand between each other.
@@ -62,6 +86,7 @@ def test_gradients_are_right():
     logits = LOGITS.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: bce_sum(x, LABELS), logits)
     assert torch.autograd.gradcheck(lambda x: listwise_sum(x, LABELS, SLATE, 3), logits)
+    assert torch.autograd.gradcheck(lambda x: none_sum(x, LABELS, SLATE, 3), logits)
     assert torch.autograd.gradcheck(lambda x: log_softmax_by_slate(x, SLATE, 3), logits)
 
 
@@ -86,3 +111,11 @@ def test_question_weights_by_hand():
     labels = torch.tensor([1.0, 0.0, 1.0, 0.0])
     slate, positive = torch.tensor([2.0, 2.0, 0.5, 0.5]), torch.tensor([3.0, 3.0, 1.0, 1.0])
     assert question_weights(labels, slate, positive).tolist() == [6.0, 2.0, 0.5, 0.5]
+
+
+def test_none_counts_what_a_slate_weighs():
+    weight = torch.tensor([0.5, 7.0, 2.0], dtype=torch.float64)
+    alone = [none_sum(LOGITS[SLATE == s], LABELS[SLATE == s], torch.zeros(int((SLATE == s).sum()), dtype=torch.long), 1)
+             for s in range(3)]  # fmt: skip
+    expected = sum(w * value for w, value in zip(weight, alone, strict=True))
+    torch.testing.assert_close(none_sum(LOGITS, LABELS, SLATE, 3, weight), expected)
