@@ -17,8 +17,9 @@ from ...data_prep.hits import Cost, Hits, Step
 from ..config import NavigateConfig
 from ..protocols import DecisionScorer
 from .budget import Budget, make_budget
+from .candidates import Candidates
 from .choose import FinalOrder, choose_best
-from .slates import Pool, PoolScores, check_queries, node_candidate, ranked, score_pools
+from .slates import Pool, PoolScores, check_queries, ranked, score_pools
 
 Watch = Callable[[str, Step], None]
 
@@ -73,6 +74,7 @@ class Navigator:
         self.config = config or NavigateConfig()
         self.budget = make_budget(self.config) if budget is None else budget
         self.queries_at_once = queries_at_once
+        self._candidates = Candidates(corpus)
 
     def search(self, queries: Sequence[str], *, k: int = 10, watch: Watch | None = None) -> list[Hits]:
         """The best `k` leaves for each query; fewer where the walk reached fewer.
@@ -121,7 +123,7 @@ class Navigator:
         level = 0
         while active := [walk for walk in walks if walk.last_values_C is None]:
             for walk, scores in zip(active, score_pools(self.scorer, map(self._pool, active)), strict=True):
-                if all(map(self.corpus.is_leaf, walk.rows)):
+                if self.corpus.are_leaves(np.array(walk.rows)).all():
                     walk.last_values_C = self._values(walk, scores)
                     self._note(walk, scores, ranked(walk.last_values_C)[:k], "leaves", watch)
                 else:
@@ -132,7 +134,7 @@ class Navigator:
         return [self._hits(walk, final, k, watch) for walk, final in zip(walks, orders, strict=True)]
 
     def _pool(self, walk: _Walk) -> Pool:
-        return Pool(walk.query, tuple(node_candidate(self.corpus, row) for row in walk.rows))
+        return Pool(walk.query, self._candidates.of(walk.rows))
 
     def _values(self, walk: _Walk, scores: PoolScores) -> np.ndarray:
         weight = self.config.path_weight
@@ -144,16 +146,16 @@ class Navigator:
         values_C = self._values(walk, scores)
         best = self.budget.keep(level, _log_odds(values_C))
         self._note(walk, scores, best, f"level {level + 1}", watch)
-        kept = set(best.tolist())
-        dropped = [
-            (float(values_C[i]), row) for i, row in enumerate(walk.rows) if i not in kept and self.corpus.is_leaf(row)
-        ]
+        kept = np.sort(best).tolist()
+        passed_C = self.corpus.are_leaves(np.array(walk.rows))
+        passed_C[best] = False
+        dropped = [(float(values_C[i]), walk.rows[i]) for i in np.flatnonzero(passed_C)]
         walk.passed_by = [(value - 1.0, row) for value, row in walk.passed_by + dropped]
         # Opened in reading order. A leaf that stays is judged again beside the deeper ones, so that the last level
         # compares all that is left.
         odds_C = _logit(scores.values_C)
         opened: list[tuple[int, float]] = []
-        for i in sorted(kept):
+        for i in kept:
             below = self.corpus.children(walk.rows[i])
             above = walk.above[i] + float(odds_C[i])
             opened += [(row, above) for row in below] if below else [(walk.rows[i], walk.above[i])]
@@ -165,11 +167,11 @@ class Navigator:
             notes = (*notes, f"no candidate is more likely yes than no; the best {len(best)} are kept all the same")
         if self.config.path_weight:
             notes = (*notes, f"ranked by the log-odds along the path (path_weight={self.config.path_weight:g})")
-        ids = tuple(self.corpus.id(row) for row in walk.rows)
+        ids = tuple(candidate.id for candidate in self._candidates.of(walk.rows))
         step = Step(
             name=name,
             ids=ids,
-            scores=tuple(map(float, scores.values_C)),
+            scores=tuple(scores.values_C.tolist()),
             kept=tuple(ids[i] for i in best),
             notes=notes,
             cost=scores.cost,

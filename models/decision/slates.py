@@ -69,16 +69,11 @@ def split(pool: Pool, scorer: DecisionScorer) -> list[Slate]:
 
 def _farthest_ends(sizes: Sequence[int], scorer: DecisionScorer) -> list[int]:
     """For each candidate, where a slate that starts with it must end; at least one candidate behind it."""
-    ends: list[int] = []
-    end, tokens = 0, 0
-    for start, size in enumerate(sizes):
-        while end < len(sizes) and end - start < scorer.max_candidates:
-            if end > start and tokens + sizes[end] > scorer.max_candidate_tokens_per_slate:
-                break
-            tokens += sizes[end]
-            end += 1
-        ends.append(end)
-        tokens -= size
+    upto = np.concatenate(([0], np.cumsum(sizes)))
+    start = np.arange(len(sizes))
+    by_tokens = np.searchsorted(upto, upto[:-1] + scorer.max_candidate_tokens_per_slate, side="right") - 1
+    by_count = np.minimum(start + scorer.max_candidates, len(sizes))
+    ends: list[int] = np.minimum(np.maximum(by_tokens, start + 1), by_count).tolist()
     return ends
 
 

@@ -1,4 +1,4 @@
-"""`retrail calibrate` from arguments to file and table, and a search with what it wrote, on a model of known beliefs."""
+"""`retrail calibrate` from arguments to file and table, and a search with its file, on a model of known beliefs."""
 
 import json
 
