@@ -187,16 +187,32 @@ class Corpus:
         self._check(row)
         return str(self._raw(2, row), "utf-8")
 
-    def words(self, row: int) -> tuple[str, str, str]:
-        """Id, title and text of a row, in less time than one by one."""
-        self._check(row)
-        batch = bisect_right(self._batch_starts, row) - 1
-        local = row - self._batch_starts[batch]
-        id_, title, text = (
-            str(data[offsets[local] : offsets[local + 1]], "utf-8")
-            for offsets, data in (column[batch] for column in self._columns)
-        )
-        return id_, title, text
+    def strings(self, column: str, rows: range) -> list[str]:
+        """The "id", "title" or "text" of neighbouring rows, for a tenth of the time that one by one takes.
+
+        Raises:
+            IndexError: some rows are outside the corpus.
+            ValueError: the rows have gaps, or there is no such column.
+        """
+        if rows.step != 1:
+            raise ValueError(f"{rows} has gaps; ask for neighbouring rows")
+        number = corpus_build.NODE_SCHEMA.names.index(column)
+        found: list[str] = []
+        while rows:
+            self._check(rows.start)
+            self._check(rows.stop - 1)
+            batch = bisect_right(self._batch_starts, rows.start) - 1
+            first = rows.start - self._batch_starts[batch]
+            part = self._batches[batch].column(number).slice(first, len(rows))
+            found += part.to_pylist()
+            rows = rows[len(part) :]
+        return found
+
+    def are_leaves(self, rows: Ints) -> np.ndarray:
+        """`is_leaf` of many rows at once, a mask of their shape."""
+        first = self._structure.first_child
+        below = np.where(rows + 1 < self._len, first[np.minimum(rows + 1, self._len - 1)], self._len)
+        return np.asarray(below == first[rows])
 
     def parent(self, row: int) -> int:
         """The row of the parent, -1 on the root level."""

@@ -13,7 +13,8 @@ from ..data_prep.corpus import Corpus
 from ..data_prep.hits import Hits
 from ..data_prep.task import Qrels, Query
 from ..models.config import NavigateConfig
-from ..models.decision.slates import Cut, SeenNodes, ranked, score_pools
+from ..models.decision.candidates import Candidates
+from ..models.decision.slates import Cut, ranked, score_pools
 from ..models.decision.walk import reading_order
 from ..models.protocols import DecisionScorer, Retriever
 from .metrics import Evaluation, evaluate
@@ -55,7 +56,7 @@ def judge_pools(
     scorer: DecisionScorer, corpus: Corpus, pools: Sequence[FixedPool], per_request: int, *, at_once: int = 8
 ) -> dict[str, Hits]:
     """The ranking of each pool by P(yes), with at most `per_request` candidates side by side."""
-    shown = SeenNodes(corpus)
+    shown = Candidates(corpus)
     config = NavigateConfig(scoring="pointwise") if per_request == 1 else NavigateConfig(slate_size=per_request)
     cut = Cut.of(scorer, config)
     run = {}

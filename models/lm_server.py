@@ -1,4 +1,4 @@
-"""A language model behind any OpenAI-compatible server (vLLM, SGLang, llama.cpp, commercial), by the `openai` client."""
+"""A language model behind any OpenAI-compatible server (vLLM, SGLang, llama.cpp ...), by the client `openai`."""
 
 from __future__ import annotations
 

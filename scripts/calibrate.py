@@ -82,7 +82,7 @@ def _report(
 
 
 def survival_table(calibration: Calibration, found: Survival) -> Table:
-    """Promised and measured survival of each level and of all together."""
+    """Promised and measured survival of each level (the share not lost there) and of all together."""
     from rich.table import Table
 
     from ..models.decision.conformal import wilson
@@ -91,10 +91,9 @@ def survival_table(calibration: Calibration, found: Survival) -> Table:
     for name in ("level", "score", "threshold", "fitted on", "promised", "survived", "95 % interval", "judged", "kept"):
         table.add_column(name, justify="left" if name in ("level", "score") else "right")
 
-    def shares(survived: int, reached: int) -> tuple[str, str]:
-        low, high = wilson(survived, reached)
-        share = f"{survived / reached:.3f}" if reached else "-"
-        return f"{share} ({survived}/{reached})", f"{low:.3f} to {high:.3f}"
+    def shares(survived: int, queries: int) -> tuple[str, str]:
+        low, high = wilson(survived, queries)
+        return f"{survived / queries:.3f} ({survived}/{queries})", f"{low:.3f} to {high:.3f}"
 
     for number, (rule, level) in enumerate(zip(calibration.levels, found.levels, strict=True), start=1):
         table.add_row(
@@ -103,7 +102,7 @@ def survival_table(calibration: Calibration, found: Survival) -> Table:
             f"{rule.threshold:.3f}",
             str(rule.queries),
             f"{1 - rule.alpha:.3f}",
-            *shares(level.survived, level.reached),
+            *shares(found.queries - level.reached + level.survived, found.queries),
             f"{level.judged:.1f}",
             f"{level.kept:.1f}",
         )

@@ -76,7 +76,7 @@ def _sort_in(
     value_C = navigator.value(nodes, scores.values_C)
     level = navigator.corpus.level(int(nodes.rows_C[0])) + 1
     navigator.note(walk, nodes.rows_C, scores, ranked(value_C), f"{name}, level {level}", watch)
-    leaf = navigator.corpus.open_rows(nodes.rows_C)[1] == 0
+    leaf = navigator.corpus.are_leaves(nodes.rows_C)
     walk.found(navigator.corpus, nodes.rows_C[leaf], value_C[leaf])
     odds_C, log_p_C = navigator.own(scores.values_C)
     inner = np.flatnonzero(~leaf)

@@ -3,8 +3,9 @@
 The promise: for a query that comes from where the labelled ones came, the chance that the walk loses its gold path is
 at most alpha. It is made level by level, alpha / L for each of L levels that choose (union bound), from folds that
 share no query: the walks of fold l use thresholds that were fitted on the folds above only. To these thresholds a new
-query looks like one of fold l, and the conformal quantile holds for it. The promise is an average over labelled sets:
-with few queries a set may be luckier or unluckier than promised (`wilson`).
+query looks like one of fold l, and the conformal quantile holds for it: that it comes to level l with its gold path and
+loses it there has probability <= alpha / L. The promise is an average over labelled sets: with few queries a set may be
+luckier or unluckier than promised (`wilson`).
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from .conformal import SCORES, conformal_threshold, nonconformity, queries_neede
 from .navigate import LevelScores
 from .slates import ranked
 
-# What `auto` compares scores on at the root level; below, the folds of the levels above help. A level's own fold must
-# not, or the choice would break the promise.
-TUNING_SHARE = 0.2
+# The least share that `auto` compares scores on at the root level; below, the folds of the levels above help. A level's
+# own fold must not, or the choice would break the promise.
+TUNING_SHARE = 0.1
 
 
 class Observer(Protocol):
@@ -81,7 +82,7 @@ def fit(
         queries: labelled; each sets the threshold of one level only.
         alpha: the share of queries that may lose their gold path; smaller opens more candidates and needs more queries.
         score: one of `SCORES`, or `auto`: on each level the one that opens fewest candidates for queries of no fold
-            (a fifth) and of the folds above.
+            (a tenth or more) and of the folds above.
         gold: a query with several gold nodes survives if `any` path does, or only if `all` do. A gold node that is not
             a leaf stands for whatever is below it.
         seed: which query is used for which level.
@@ -93,7 +94,8 @@ def fit(
     _check(corpus, alpha, score, gold)
     count = corpus.num_levels - 1
     each, need = alpha / count, queries_needed(alpha / count)
-    tuning, folds = folds_of(shuffled(queries, seed), count, TUNING_SHARE if score == "auto" else 0.0)
+    spare = tuning_size(len(queries), count, each) if score == "auto" else 0
+    tuning, folds = folds_of(shuffled(queries, seed), count, spare)
     if min(map(len, folds)) < need:
         raise ValueError(
             f"alpha={alpha:g} over {count} levels is {each:.3g} a level, which takes at least {need} queries a level: "
@@ -109,15 +111,7 @@ def fit(
             name = _cheapest(corpus, _observed(observer, known, level), level, each, gold)
         observed = _observed(observer, fold, level)
         scores = [gold_score(corpus, seen, query.paths, level, name, gold) for query, seen in observed]
-        # What was lost above is not lost here, and says nothing about this level.
-        scores_N = np.array([value for value in scores if value < math.inf])
-        if len(scores_N) < need:
-            raise ValueError(
-                f"level {level + 1}: {len(scores_N)} of its {len(fold)} queries still hold their gold path, but "
-                f"{each:.3g} a level takes {need}; label more than the {len(queries)} queries, or promise less "
-                "with a larger alpha"
-            )
-        done.append(LevelThreshold(name, _finite(scores_N, each), each, len(scores_N)))
+        done.append(LevelThreshold(name, _threshold(scores, each), each, len(scores)))
     return tuple(done)
 
 
@@ -130,11 +124,23 @@ def _check(corpus: Corpus, alpha: float, score: str, gold: str) -> None:
     check_choice("gold", gold, GOLD)
 
 
-def folds_of(queries: Sequence[Labelled], count: int, tuning: float) -> tuple[list[Labelled], list[list[Labelled]]]:
-    """Disjoint parts of ordered queries: a share for tuning, and the rest in `count` parts of similar size."""
-    start = math.floor(len(queries) * tuning)
-    rest = list(queries[start:])
-    return list(queries[:start]), [rest[len(rest) * n // count : len(rest) * (n + 1) // count] for n in range(count)]
+def tuning_size(total: int, levels: int, alpha: float) -> int:
+    """How many queries to spare for `auto`; all of them where the folds would get too few.
+
+    A fold of ceil(j / alpha) - 1 queries gives a threshold that is exact on average, and any more up to the next j a
+    cautious one. So the folds get such a number each, the largest that leaves a share of `TUNING_SHARE`.
+    """
+    for j in range(math.floor(total // levels * alpha) + 1, 0, -1):
+        spare = total - levels * queries_needed(alpha / j)
+        if spare >= total * TUNING_SHARE:
+            return spare
+    return total
+
+
+def folds_of(queries: Sequence[Labelled], count: int, tuning: int) -> tuple[list[Labelled], list[list[Labelled]]]:
+    """Disjoint parts of ordered queries: the first for tuning, and the rest in `count` parts of similar size."""
+    rest = list(queries[tuning:])
+    return list(queries[:tuning]), [rest[len(rest) * n // count : len(rest) * (n + 1) // count] for n in range(count)]
 
 
 def at_risk(corpus: Corpus, seen: LevelScores) -> bool:
@@ -182,12 +188,9 @@ def _cheapest(
     """The score that opens fewest candidates with the threshold that these queries ask for."""
     costs = dict.fromkeys(SCORES, 0)
     for name in SCORES:
-        scores = (gold_score(corpus, seen, query.paths, level, name, gold) for query, seen in observed)
-        alive_N = np.array([value for value in scores if value < math.inf])
-        if not len(alive_N):
-            return SCORES[0]
-        enough = len(alive_N) >= queries_needed(alpha)
-        bar = conformal_threshold(alive_N, alpha) if enough else float(alive_N.max())
+        scores = [gold_score(corpus, seen, query.paths, level, name, gold) for query, seen in observed]
+        enough = len(scores) >= queries_needed(alpha)
+        bar = _threshold(scores, alpha if enough else 1 / (len(scores) + 1))
         for _, seen in observed:
             if seen.rows:
                 passing = int((nonconformity(name, seen.log_odds_C) <= bar).sum())
@@ -195,13 +198,13 @@ def _cheapest(
     return min(SCORES, key=costs.__getitem__)
 
 
-def _finite(scores_N: np.ndarray, alpha: float) -> float:
+def _threshold(scores: Sequence[float], alpha: float) -> float:
     """The conformal threshold; where it may be as low as one likes, the lowest score that any query asked for."""
-    threshold = conformal_threshold(scores_N, alpha)
-    if threshold > -math.inf:
-        return threshold
+    # What was lost above cannot be lost here, whatever the threshold.
+    scores_N = np.array([-math.inf if value == math.inf else value for value in scores])
     asked = scores_N[scores_N > -math.inf]
-    return float(asked.min()) if len(asked) else 0.0
+    lowest = float(asked.min()) if len(asked) else 0.0
+    return max(lowest, conformal_threshold(scores_N, alpha))
 
 
 def _total(need: int, levels: int, score: str) -> int:

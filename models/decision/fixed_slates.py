@@ -14,13 +14,14 @@ import numpy as np
 from ...data_prep.corpus import Corpus
 from ...data_prep.corpus_build import Ints
 from ..protocols import Candidate, DecisionScorer, Slate
-from .slates import Cut, Pool, SeenNodes, split
+from .candidates import Candidates
+from .slates import Cut, Pool, split
 
 
 class FixedSlates:
     """The slates of a corpus for one scorer; a level is cut when it is first asked about (all its texts are read)."""
 
-    def __init__(self, corpus: Corpus, scorer: DecisionScorer, cut: Cut, shown: SeenNodes) -> None:
+    def __init__(self, corpus: Corpus, scorer: DecisionScorer, cut: Cut, shown: Candidates) -> None:
         self._corpus = corpus
         self._scorer, self._cut, self._shown = scorer, cut, shown
         self._starts = cache(self._cut_level)

@@ -19,10 +19,11 @@ from ..config import NavigateConfig, PriceConfig
 from ..protocols import DecisionScorer, Retriever
 from .best_first import come_back, has_reached_a_limit, what_is_left
 from .budget import Budget, make_budget
+from .candidates import Candidates
 from .choose import FinalOrder, choose_best
 from .compare import CooledScorer, score_as
 from .fixed_slates import FixedSlates
-from .slates import Cut, PoolScores, SeenNodes, check_queries, ranked, score_slates
+from .slates import Cut, PoolScores, check_queries, ranked, score_slates
 from .walk import Floats, Nodes, Walk, joined, log_odds, log_sigmoid, opened
 
 Watch = Callable[[str, Step], None]
@@ -76,7 +77,7 @@ class Navigator:
                 f"{corpus.num_levels - 1}"
             )
         self._cut = Cut.of(scorer, self.config)
-        self._shown = SeenNodes(corpus)
+        self._shown = Candidates(corpus)
         temperature = self.config.slate_temperature
         self._cooled = scorer if temperature is None else CooledScorer(scorer, temperature)
         self._fixed = FixedSlates(corpus, scorer, self._cut, self._shown)
@@ -153,7 +154,7 @@ class Navigator:
             assert walk.nodes is not None
             walk.judged.append((walk.nodes.rows_C, log_odds(scores.values_C, _LEAST_IN_SUMS)))
             value_C = self.value(walk.nodes, scores.values_C)
-            if not self.corpus.open_rows(walk.nodes.rows_C)[1].any():
+            if self.corpus.are_leaves(walk.nodes.rows_C).all():
                 self.note(walk, walk.nodes.rows_C, scores, ranked(value_C)[:k], "leaves", watch)
                 walk.found(self.corpus, walk.nodes.rows_C, value_C)
                 walk.nodes = None
@@ -200,7 +201,7 @@ class Navigator:
             scores = replace(scores, notes=(*scores.notes, f"{limit}: the descent goes on with the best node alone"))
         self.note(walk, nodes.rows_C, scores, best, f"level {level + 1}", watch)
         gone = np.setdiff1d(np.arange(len(nodes)), best)
-        leaf = self.corpus.open_rows(nodes.rows_C[gone])[1] == 0
+        leaf = self.corpus.are_leaves(nodes.rows_C[gone])
         lost = [(float(value_C[i]), int(nodes.rows_C[i])) for i in gone[leaf]]
         walk.passed_by = [(value - 1.0, row) for value, row in walk.passed_by + lost]
         odds_C, log_p_C = self.own(scores.values_C)
@@ -224,7 +225,7 @@ class Navigator:
         """Let the other retriever's best join the walks that have only leaves before them."""
         if self.join is None or self.config.join_depth == 0:
             return walks
-        last = [w for w in walks if w.nodes is not None and not self.corpus.open_rows(w.nodes.rows_C)[1].any()]
+        last = [w for w in walks if w.nodes is not None and self.corpus.are_leaves(w.nodes.rows_C).all()]
         if not last:
             return walks
         for walk, hits in zip(last, self.join.search([w.query for w in last], k=self.config.join_depth), strict=True):
@@ -247,7 +248,7 @@ class Navigator:
             notes = (*notes, f"no candidate is more likely yes than no; the best {len(best)} are kept all the same")
         if self.config.path_weight:
             notes = (*notes, f"ranked by the log-odds along the path (path_weight={self.config.path_weight:g})")
-        ids = tuple(self.corpus.id(row) for row in rows.tolist())
+        ids = tuple(candidate.id for candidate in self._shown.of(rows.tolist()))
         step = Step(
             name=name,
             ids=ids,

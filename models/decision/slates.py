@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import reduce
 from itertools import groupby
 
 import numpy as np
@@ -15,7 +15,6 @@ from ..config import NavigateConfig
 from ..protocols import Candidate, DecisionScorer, Slate, check_ids
 
 _SHOWN_NOTES = 3
-_REMEMBERED_NODES = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,33 +73,9 @@ class PoolScores:
 
 def node_candidate(corpus: Corpus, row: int) -> Candidate:
     """What a model is shown of a node; its group is the path of titles above it."""
-    return Candidate(*corpus.words(row), _group(corpus, corpus.parent(row)), not corpus.is_leaf(row))
-
-
-def _group(corpus: Corpus, parent: int) -> str:
-    above = () if parent < 0 else corpus.path(parent)
-    return " > ".join(corpus.title(row) for row in above if corpus.title(row))
-
-
-class SeenNodes:
-    """The candidates of a corpus; those that many queries are shown are made once, and so is each page's heading."""
-
-    def __init__(self, corpus: Corpus) -> None:
-        self._corpus = corpus
-        self._made: dict[int, Candidate] = {}
-        self._group = lru_cache(maxsize=_REMEMBERED_NODES)(lambda parent: _group(corpus, parent))
-
-    def pool(self, query: str, rows: np.ndarray) -> Pool:
-        """The pool of these rows."""
-        if len(self._made) > _REMEMBERED_NODES:
-            self._made.clear()
-        made, corpus, group = self._made, self._corpus, self._group
-        parents, children = corpus.parents[rows].tolist(), corpus.open_rows(rows)[1].tolist()
-        listed = rows.tolist()
-        for row, parent, count in zip(listed, parents, children, strict=True):
-            if row not in made:
-                made[row] = Candidate(*corpus.words(row), group(parent), count > 0)
-        return Pool(query, tuple([made[row] for row in listed]), tuple(parents))
+    above = corpus.path(row)[:-1]
+    group = " > ".join(corpus.title(r) for r in above if corpus.title(r))
+    return Candidate(corpus.id(row), corpus.title(row), corpus.text(row), group, not corpus.is_leaf(row))
 
 
 def split(pool: Pool, scorer: DecisionScorer, cut: Cut | None = None) -> list[Slate]:
@@ -147,16 +122,11 @@ def _evenly(candidates: tuple[Candidate, ...], scorer: DecisionScorer, cut: Cut)
 
 def _farthest_ends(sizes: Sequence[int], cut: Cut) -> list[int]:
     """For each candidate, where a slate that starts with it must end; at least one candidate behind it."""
-    ends: list[int] = []
-    end, tokens = 0, 0
-    for start, size in enumerate(sizes):
-        while end < len(sizes) and end - start < cut.max_candidates:
-            if end > start and tokens + sizes[end] > cut.max_tokens:
-                break
-            tokens += sizes[end]
-            end += 1
-        ends.append(end)
-        tokens -= size
+    upto = np.concatenate(([0], np.cumsum(sizes)))
+    start = np.arange(len(sizes))
+    by_tokens = np.searchsorted(upto, upto[:-1] + cut.max_tokens, side="right") - 1
+    by_count = np.minimum(start + cut.max_candidates, len(sizes))
+    ends: list[int] = np.minimum(np.maximum(by_tokens, start + 1), by_count).tolist()
     return ends
 
 

@@ -15,7 +15,7 @@ from .slates import ranked
 
 @dataclass(frozen=True, slots=True)
 class LevelSurvival:
-    """One level: of `reached` queries whose gold path was still there and which chose, `survived` kept it.
+    """One level: `reached` queries came here with their gold path and had to choose, and `survived` of them kept it.
 
     judged, kept: mean candidates of all queries that chose here.
     """

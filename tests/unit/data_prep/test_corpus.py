@@ -361,12 +361,3 @@ def test_preorder_by_hand():
 def test_level_order_leaves_out_what_hangs_on_a_cycle():
     parent = np.array([-1, 0, 3, 2, 3, 0])
     assert corpus_build.level_order(parent).tolist() == [0, 1, 5]
-
-
-def test_words_are_id_title_and_text():
-    corpus = Corpus.from_nodes(Node(f"n{n}", None, f"tïtle {n}" if n % 2 else "", f"text {n}") for n in range(50))
-    assert [corpus.words(row) for row in range(50)] == [
-        (corpus.id(row), corpus.title(row), corpus.text(row)) for row in range(50)
-    ]
-    with pytest.raises(IndexError):
-        corpus.words(50)

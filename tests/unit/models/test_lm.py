@@ -17,7 +17,9 @@ from retrail.models.lm_cache import CachedLanguageModel
 from retrail.models.lm_server import AuthError, ContextOverflow, RateLimited, ServedLanguageModel, ServerError
 from retrail.models.protocols import Completion, Prompt
 
-PROMPTS = [Prompt("Be brief.", text) for text in ("one", "two words", "a much longer question than the others?", "質問")]
+PROMPTS = [Prompt("Be brief.", text) for text in ("one", "two words", "a longer question than the others?", "質問")]
+    Prompt("Be brief.", text) for text in ("one", "two words", "a much longer question than the others?", "質問")
+]
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from retrail.data_prep.corpus import Corpus, Node
 from retrail.data_prep.hits import Cost, Hits
 from retrail.models.config import NavigateConfig, PriceConfig
+from retrail.models.decision.candidates import Candidates
 from retrail.models.decision.navigate import Navigator
-from retrail.models.decision.slates import Cut, Pool, SeenNodes, split
+from retrail.models.decision.slates import Cut, Pool, split
 from retrail.models.decision.walk import Nodes, joined, log_odds, log_sigmoid, opened
 from retrail.models.protocols import Candidate
 
@@ -121,7 +122,7 @@ def test_cut_of_a_scorer_alone():
 
 
 def test_candidates_are_made_once():
-    shown = SeenNodes(GUIDE)
+    shown = Candidates(GUIDE)
     rows = np.array([GUIDE.row("b/1/x"), GUIDE.row("b/2")])
     first, second = shown.pool("q", rows), shown.pool("other", rows)
     assert all(a is b for a, b in zip(first.candidates, second.candidates, strict=True))

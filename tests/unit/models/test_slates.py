@@ -14,7 +14,16 @@ from retrail.data_prep.hits import Cost
 from retrail.models.backbone import tiny_twin
 from retrail.models.config import DecisionConfig
 from retrail.models.decision.layout import SlateLayout
-from retrail.models.decision.slates import Pool, check_queries, node_candidate, ranked, score_pools, split
+from retrail.models.decision.slates import (
+    Cut,
+    Pool,
+    _farthest_ends,
+    check_queries,
+    node_candidate,
+    ranked,
+    score_pools,
+    split,
+)
 from retrail.models.protocols import Candidate
 from retrail.models.tokenizer import SafeTokenizer
 
@@ -171,3 +180,15 @@ def test_ties_keep_reading_order():
 def test_bad_queries_are_refused(queries, k, error, message):
     with pytest.raises(error, match=message):
         check_queries(queries, k)
+
+
+@given(st.lists(st.integers(0, 12), max_size=40), st.integers(1, 6), st.integers(1, 30))
+@settings(max_examples=200, deadline=None)
+def test_farthest_ends_against_counting(sizes, most, tokens):
+    expected = []
+    for start in range(len(sizes)):
+        end = start + 1
+        while end < len(sizes) and end - start < most and sum(sizes[start : end + 1]) <= tokens:
+            end += 1
+        expected.append(end)
+    assert _farthest_ends(sizes, Cut("shared", most, tokens)) == expected
