@@ -18,8 +18,6 @@ from retrail.models.lm_server import AuthError, ContextOverflow, RateLimited, Se
 from retrail.models.protocols import Completion, Prompt
 
 PROMPTS = [Prompt("Be brief.", text) for text in ("one", "two words", "a longer question than the others?", "質問")]
-    Prompt("Be brief.", text) for text in ("one", "two words", "a much longer question than the others?", "質問")
-]
 
 
 @pytest.fixture(scope="module")
