@@ -123,6 +123,11 @@ READER_OPTIONS = {
     "pydocs": (),
     "multidoc2dial": ("documents", "dialogues", "split_by", "segmentation", "words", "domain_level", "skip_missing"),
     "beir": ("splits", "skip_empty", "allow_dangling"),
+    "conditionalqa": ("documents", "splits"),
+    "markdown": ("queries", "qrels"),
+    "html": ("queries", "qrels"),
+    "tree": ("groups", "balanced", "branching", "encoder", "seed"),
+    "update": ("add", "remove"),
 }
 
 
@@ -131,8 +136,8 @@ class PrepData:
     """Which reader, and its options.
 
     name: the reader.
-    documents: (multidoc2dial) file of the documents in `path` (null: the one named `*doc2dial_doc*.json`, also
-        gzipped).
+    documents: (multidoc2dial, conditionalqa) file of the documents in `path` (null: the one named `*doc2dial_doc*.json`, also
+        gzipped; conditionalqa: `documents.json`).
     dialogues: (multidoc2dial) files of the dialogues in `path` (null: all named `*doc2dial_dial_*.json`, also gzipped).
     split_by: (multidoc2dial) `files` takes each file of dialogues as the split in its name, `hash` divides dialogues
         by their ids into train (8 of 10 buckets) and dev (1 of 10), `auto` does the second if there is only one file.
@@ -141,10 +146,20 @@ class PrepData:
     domain_level: (multidoc2dial) whether domains are the root level, above the documents.
     skip_missing: (multidoc2dial) leave out turns that are grounded in a document that is not there, instead of
         stopping.
-    splits: (beir) which files of `qrels/` to take (null: all).
+    splits: (beir) which files of `qrels/` to take (null: all); (conditionalqa) of train, dev, test (null: the first
+        two; test has no evidences).
     skip_empty: (beir) leave out documents without title and text, instead of stopping.
     allow_dangling: (beir) keep judgements of documents that the corpus lacks, instead of stopping; nobody can find
         them.
+    queries: (markdown, html) file of queries in `path`, as BEIR's `queries.jsonl`; null: only a corpus is written.
+    qrels: (markdown, html) file of their judgements in `path`, as in BEIR.
+    groups: (tree) how many k-means groups to put above the pages; more makes each smaller and the first level wider.
+    balanced: (tree) groups differ in size by at most one.
+    branching: (tree) instead of groups, as many levels as it takes with so many children a node.
+    encoder: (tree) a sentence-transformers model for title and first sentence, as of the dense baseline.
+    seed: (tree) of k-means.
+    add: (update) JSON Lines file of pages to put in: `_id`, `title`, `text`, `parent` for what is below a page.
+    remove: (update) ids of pages to take out, before any are put in.
     """
 
     name: str = "pydocs"
@@ -158,6 +173,15 @@ class PrepData:
     splits: list[str] | None = None
     skip_empty: bool = False
     allow_dangling: bool = False
+    queries: str | None = None
+    qrels: str | None = None
+    groups: int | None = None
+    balanced: bool = False
+    branching: int | None = None
+    encoder: str = "package:minilm"
+    seed: int = 0
+    add: str | None = None
+    remove: list[str] | None = None
 
     def __post_init__(self) -> None:
         check_choice("data.name", self.name, tuple(READER_OPTIONS))
@@ -167,13 +191,25 @@ class PrepData:
         for option in fields(self)[1:]:
             if option.name not in READER_OPTIONS[self.name] and getattr(self, option.name) != option.default:
                 raise ValueError(f"data.{option.name} has no meaning for data={self.name}; leave it out")
+        self._check_tree()
+
+    def _check_tree(self) -> None:
+        check_positive("data.groups", self.groups)
+        if self.branching is not None and self.branching < 2:
+            raise ValueError(f"data.branching={self.branching} must be 2 or more")
+        if self.name == "tree" and (self.groups is None) == (self.branching is None):
+            raise ValueError("data=tree needs either data.groups=N or data.branching=N")
+        if self.balanced and self.branching is not None:
+            raise ValueError("data.balanced belongs to data.groups; data.branching is always balanced")
+        if self.name == "update" and not (self.add or self.remove):
+            raise ValueError("data=update needs data.add=FILE.jsonl or data.remove=[ID, ...]")
 
 
 @dataclass(kw_only=True, slots=True)
 class PrepRun(Command):
     """Read a data set in its published format and write a prepared folder: corpus, queries, judgements.
 
-    path: folder of the raw data (not for `pydocs`, which is on every machine).
+    path: folder of the raw data, or the prepared folder that `tree` and `update` start from (not for `pydocs`, which is on every machine).
     out: the folder to write.
     overwrite: replace a prepared folder that is already there, once the new one is whole.
     """

@@ -15,6 +15,7 @@ from .cli import run_command
 from .config import PrepData, PrepRun
 
 if TYPE_CHECKING:
+    from ..data_prep.corpus import Corpus
     from ..data_prep.task import Task
 
 SPLIT_NAMES = {"train": "train", "validation": "dev", "dev": "dev", "test": "test"}
@@ -33,17 +34,20 @@ def prepare(run: PrepRun) -> None:
         FileNotFoundError: a raw file is missing.
         ValueError: what is wrong with the raw files.
     """
+    from ..data_prep.corpus import Corpus
+
     out = Path(run.out)
     if not run.overwrite or not _holds_something(out):
         _refuse_to_replace(out)
-        task = _read(run, out)
+        written = _read(run, out)
     else:
         if not _is_task(out):
             raise FileExistsError(f"out={out} is not a prepared folder, so that overwrite=true would lose other files")
-        task = _replace(run, out)
-    corpus = task.corpus
+        written = _replace(run, out)
+    task = None if isinstance(written, Corpus) else written
+    corpus = written if isinstance(written, Corpus) else written.corpus
     print(f"{run.out}: {len(corpus):,} nodes on {corpus.num_levels} levels, {len(corpus.leaves()):,} of them leaves")
-    for split in task.splits:
+    for split in task.splits if task else ():
         judged = sum(1 for judgements in task.qrels(split).values() if judgements)
         print(f"  {split}: {len(task.queries(split)):,} queries, {judged:,} of them with judgements")
 
@@ -68,23 +72,24 @@ def _is_task(out: Path) -> bool:
         content = json.loads(manifest.read_text(encoding="utf-8"))
     except ValueError:
         return False
-    return isinstance(content, dict) and content.get("format") == "retrail-task"
+    return isinstance(content, dict) and content.get("format") in ("retrail-task", "retrail-corpus")
 
 
-def _replace(run: PrepRun, out: Path) -> Task:
+def _replace(run: PrepRun, out: Path) -> Task | Corpus:
     """Write the new folder beside the old one, then change places; a failure leaves the old one where it was."""
+    from ..data_prep.corpus import Corpus
     from ..data_prep.files import swap_folder
     from ..data_prep.task import Task
 
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
         new, old = Path(folder) / "new", Path(folder) / "old"
-        _read(run, new)
+        written = _read(run, new)
         swap_folder(new, out, old)
         shutil.rmtree(old)
-    return Task.open(out)
+    return Corpus.open(out) if isinstance(written, Corpus) else Task.open(out)
 
 
-def _read(run: PrepRun, out: Path) -> Task:
+def _read(run: PrepRun, out: Path) -> Task | Corpus:
     if run.data.name == "pydocs":
         from ..data_prep.formats.pydocs import prep_pydocs
 
@@ -99,7 +104,44 @@ def _read(run: PrepRun, out: Path) -> Task:
         return prep_beir(
             folder, out, splits=options.splits, skip_empty=options.skip_empty, allow_dangling=options.allow_dangling
         )
+    if run.data.name in ("markdown", "html"):
+        return _read_pages(run.data, folder, out)
+    if run.data.name == "conditionalqa":
+        return _read_conditionalqa(run.data, folder, out)
+    if run.data.name in ("tree", "update"):
+        from .prep_tree import prep_tree, prep_update
+
+        return (prep_tree if run.data.name == "tree" else prep_update)(run.data, folder, out)
     return _read_multidoc2dial(run.data, folder, out)
+
+
+def _read_pages(data: PrepData, folder: Path, out: Path) -> Task | Corpus:
+    from ..data_prep.formats.headings import prep_pages
+    from ..data_prep.formats.html import html_nodes
+    from ..data_prep.formats.markdown import markdown_nodes
+
+    nodes = html_nodes(folder) if data.name == "html" else markdown_nodes(folder)
+    return prep_pages(folder, out, nodes, folder.resolve().name, data.queries, data.qrels)
+
+
+def _read_conditionalqa(data: PrepData, folder: Path, out: Path) -> Task:
+    from ..data_prep.formats.conditionalqa import prep_conditionalqa
+
+    documents = folder / data.documents if data.documents else _first(folder, "documents")
+    names = {"train": "train", "dev": "dev", "test": "test_no_answer"}
+    splits = data.splits or ["train", "dev"]
+    if unknown := set(splits) - set(names):
+        raise ValueError(f"data.splits: ConditionalQA has no {', '.join(sorted(unknown))}; it has {', '.join(names)}")
+    return prep_conditionalqa(documents, {split: _first(folder, names[split]) for split in splits}, out)
+
+
+def _first(folder: Path, name: str) -> Path:
+    """The official file of that name, in the folder or its `v1_0`, plain or gzipped."""
+    for inside in (folder, folder / "v1_0"):
+        for ending in (".json", ".json.gz"):
+            if (inside / f"{name}{ending}").is_file():
+                return inside / f"{name}{ending}"
+    raise FileNotFoundError(f"path={folder} has no {name}.json (nor {name}.json.gz), nor has its folder v1_0")
 
 
 def _read_multidoc2dial(data: PrepData, folder: Path, out: Path) -> Task:
