@@ -127,9 +127,7 @@ def cluster_pages(
     return _assemble(corpus, vectors_PD, above, parents, encoder)
 
 
-def balanced_tree(
-    corpus: Corpus, vectors: npt.ArrayLike, branching: int, *, seed: int = 0, encoder: str = ""
-) -> Tree:
+def balanced_tree(corpus: Corpus, vectors: npt.ArrayLike, branching: int, *, seed: int = 0, encoder: str = "") -> Tree:
     """Levels of groups above the root level of `corpus`, each node with at most `branching` children.
 
     The depth is the least that holds the pages: ceil(log_branching P) levels, pages included.
@@ -255,9 +253,7 @@ def _group_node(corpus: Corpus, vectors_PD: Floats, group_id: str, parent: str |
     return Node(group_id, parent, "; ".join(titles[:TITLES_IN_TITLE]), "; ".join(titles[:TITLES_IN_TEXT]))
 
 
-def _assemble(
-    corpus: Corpus, vectors_PD: Floats, above: Sequence[Node], parents: dict[int, str], encoder: str
-) -> Tree:
+def _assemble(corpus: Corpus, vectors_PD: Floats, above: Sequence[Node], parents: dict[int, str], encoder: str) -> Tree:
     """`above`, then the corpus with each page under its group."""
 
     def nodes() -> list[Node]:

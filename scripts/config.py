@@ -331,6 +331,7 @@ class EvalRun(Command):
         above), `page_by_page` and `pointwise` (see `navigate.scoring`), `hybrid_bm25` and `hybrid_dense` (the first 20
         of those join the last level).
     static: a folder of `retrail static` for this retriever and corpus; its slates are read no more (null: none).
+    cache_gb: memory for slates that come back in later searches, which are then read no more (candidates first only).
     out: folder of runs and tables (null: `eval/SUITE` in the retriever's folder).
     """
 
@@ -345,6 +346,7 @@ class EvalRun(Command):
     limit: int | None = None
     baselines: list[str] = field(default_factory=lambda: ["bm25"])
     static: str | None = None
+    cache_gb: float = 0.0
     out: str | None = None
     device: str = "auto"
 
@@ -484,6 +486,7 @@ class SearchRun(Command):
     k: how many results.
     show: `walk` shows every level as it goes, `hits` only the results, `json` one JSON object.
     static: a folder of `retrail static` for this retriever and corpus; its slates are read no more (null: none).
+    cache_gb: memory for slates that come back in later searches, which are then read no more (candidates first only).
     """
 
     command: ClassVar[str] = "search"
@@ -494,6 +497,7 @@ class SearchRun(Command):
     k: int = 5
     show: str = "walk"
     static: str | None = None
+    cache_gb: float = 0.0
     navigate: SearchBudget = field(default_factory=SearchBudget)
     device: str = "auto"
 

@@ -32,7 +32,9 @@ def run(run: EvalRun) -> int:
         metrics=tuple(run.suite.metrics or suite.metrics),
     )
     task = Task.open(run.data.path)
-    retriever, description = open_retriever(run.retriever, task.corpus, run.navigate, run.device, run.static)
+    retriever, description = open_retriever(
+        run.retriever, task.corpus, run.navigate, run.device, run.static, run.cache_gb
+    )
     navigator = retriever if isinstance(retriever, Navigator) else None
     out = Path(run.out) if run.out else _default_out(run)
     title = "navigation, trained" if navigator is not None else run.retriever

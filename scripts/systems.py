@@ -19,12 +19,17 @@ if TYPE_CHECKING:
 
 
 def open_retriever(
-    name: str, corpus: Corpus, budget: SearchBudget, device: str, static: str | None = None
+    name: str,
+    corpus: Corpus,
+    budget: SearchBudget,
+    device: str,
+    static: str | None = None,
+    cache_gb: float = 0.0,
 ) -> tuple[Retriever, str]:
     """The retriever of that name over `corpus`, and a description that changes with the model and its settings.
 
     name: `bm25`, `dense`, or an exported folder.
-    static: a folder of `retrail static` (exported folders only).
+    static: a folder of `retrail static`, cache_gb: memory for slates that come back (exported folders only).
 
     Raises:
         ValueError: `static` with a retriever that reads no slates.
@@ -42,7 +47,9 @@ def open_retriever(
         for note in check_calibration(str(config.calibration), retriever=fingerprint, corpus=corpus.fingerprint):
             print(f"note: {note}", file=sys.stderr)
     join, joined = open_retriever(budget.join, corpus, SearchBudget(), device) if budget.join else (None, "")
-    navigator = load(name, corpus, device=device, navigate=config, static=static, join=join)
+    navigator = load(
+        name, corpus, device=device, navigate=config, join=join, static=static, trunk_cache_bytes=int(cache_gb * 1e9)
+    )
     # With stored slates the answers are the same within rounding, but not the cost.
     parts = ["navigation", settings_text(config), fingerprint, "static" if static else "", joined and f"with {joined}"]
     return navigator, " ".join(filter(None, parts))

@@ -93,7 +93,9 @@ class _Parser(HTMLParser):
         text = "".join(self._words)
         self._words.clear()
         if self._heading:
-            self.sections.append(Section(_HEADINGS[self._heading], " ".join(text.split()).rstrip("¶").strip(), self._anchor))
+            self.sections.append(
+                Section(_HEADINGS[self._heading], " ".join(text.split()).rstrip("¶").strip(), self._anchor)
+            )
             self._heading = self._anchor = ""
             return
         lines = text.split("\n")
