@@ -74,3 +74,21 @@ def decision_prompt(name: str) -> DecisionPrompt:
 def prompt_hash(prompt: DecisionPrompt) -> str:
     """sha256 over every word of the prompt: what an exported folder stores and `load` compares."""
     return hashlib.sha256(json.dumps(asdict(prompt), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPrompt:
+    """The short questions about a slate that a server reads as its state. `{id}` is a candidate's id there."""
+
+    version: int
+    yes: str
+    choice: str
+    none: str
+
+
+SERVED_PROMPT = ServedPrompt(
+    version=1,
+    yes="Is candidate {id} worth opening to find what the query asks for?",
+    choice="Which one candidate answers the query best?",
+    none="No candidate answers the query.",
+)
