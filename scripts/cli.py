@@ -26,6 +26,7 @@ COMMANDS = {
     "export": "turn a run into a Hugging Face checkpoint",
     "eval": "measure a retriever, with controls",
     "search": "answer one query and show the walk",
+    "serve": "answer decision requests over HTTP",
 }
 
 USAGE = """\

@@ -10,25 +10,55 @@ from .config import SearchBudget
 
 if TYPE_CHECKING:
     from ..data_prep.corpus import Corpus
+    from ..models.config import ServedOptions
     from ..models.decision.navigate import Navigator
-    from ..models.protocols import Retriever
+    from ..models.protocols import DecisionScorer, Retriever
 
 
-def open_retriever(name: str, corpus: Corpus, budget: SearchBudget, device: str) -> tuple[Retriever, str]:
+SERVED = "served:"
+
+
+def open_retriever(
+    name: str, corpus: Corpus, budget: SearchBudget, device: str, served: ServedOptions | None = None
+) -> tuple[Retriever, str]:
     """The retriever of that name over `corpus`, and a description that changes with the model and its settings.
 
-    name: `bm25`, `dense`, or an exported folder.
+    name: `bm25`, `dense`, an exported folder, or `served:PROTOCOL:MODEL@URL`, which is asked as `served` says.
     """
     if name in ("bm25", "dense"):
         return next(controls([name], corpus))[1:]
+    from ..models.config import NavigateConfig
     from ..models.decision.navigate import Navigator
     from ..models.load import RETRIEVAL, load_scorer, read_export
 
-    export = read_export(name)
-    config = budget.over(export.navigate)
-    navigator = Navigator(load_scorer(name, device=device), corpus, config)
+    scorer: DecisionScorer
+    if name.startswith(SERVED):
+        config = budget.over(NavigateConfig())
+        scorer, what = _served(name, served)
+    else:
+        export = read_export(name)
+        config, what = budget.over(export.navigate), file_hash(Path(name) / RETRIEVAL)
+        scorer = load_scorer(name, device=device)
     budgets = f"keep={config.keep} choose={config.choose} path_weight={config.path_weight}"
-    return navigator, f"navigation {budgets} {file_hash(Path(name) / RETRIEVAL)}"
+    return Navigator(scorer, corpus, config), f"navigation {budgets} {what}"
+
+
+def _served(name: str, options: ServedOptions | None) -> tuple[DecisionScorer, str]:
+    """The scorer of `served:PROTOCOL:MODEL@URL`, and what its answers depend on."""
+    from ..models.decision.served import ServedScorer
+
+    protocol, _, rest = name.removeprefix(SERVED).partition(":")
+    model, _, url = rest.partition("@http")
+    if not (protocol and model and url):
+        raise ValueError(
+            f"retriever={name} must be served:PROTOCOL:MODEL@URL, e.g. served:systemone:d0@http://127.0.0.1:8000"
+        )
+    scorer = ServedScorer(f"http{url}", model, protocol, options)
+    limits = {f: getattr(scorer.options, f) for f in _LIMITS}
+    return scorer, f"{scorer!r} {limits}"
+
+
+_LIMITS = ("max_candidates", "max_slate_tokens", "max_candidate_chars", "max_brief_chars")
 
 
 def controls(
@@ -57,6 +87,10 @@ def controls(
         elif navigator is None:
             raise ValueError(f"baselines=[{name}] needs a decision model: retriever=EXPORTED_FOLDER")
         elif name == "untrained":
+            if folder.startswith(SERVED):
+                raise ValueError(
+                    "baselines=[untrained] needs an exported folder; a server does not tell its base model"
+                )
             yield "navigation, untrained", _untrained(folder, navigator), f"untrained {model}"
         else:
             from ..models.decision.rerank import Reranker

@@ -20,7 +20,7 @@ from ...data_prep.hits import Cost
 from ..config import ServedOptions, check_choice
 from ..protocols import Candidate, Slate, SlateScores
 from .served_cache import AnswerCache
-from .served_http import MAX_IN_FLIGHT, BadAnswer, Endpoint, Reply
+from .served_http import MAX_IN_FLIGHT, Abandoned, BadAnswer, Endpoint, Reply
 from .served_protocols import PROTOCOLS, WrongAnswer, normalised, usage_cost
 from .wire import MAX_OPTIONS, NONE, compact, option
 
@@ -178,10 +178,12 @@ class ServedScorer:
             with ThreadPoolExecutor(min(MAX_IN_FLIGHT, len(asks)), thread_name_prefix="served") as pool:
                 futures = [pool.submit(self._one, ask, stop) for ask in asks]
                 try:
-                    replies = [future.result() for future in futures]
+                    errors = [error for future in futures if (error := future.exception()) is not None]
                 finally:
                     stop.set()
-                    pool.shutdown(wait=False, cancel_futures=True)
+            for error in sorted(errors, key=lambda error: isinstance(error, Abandoned)):
+                raise error
+            replies = [future.result() for future in futures]
         return _costed(asks, replies, time.perf_counter() - start)
 
     def _one(self, ask: _Ask, stop: threading.Event) -> tuple[np.ndarray, Reply]:

@@ -58,6 +58,10 @@ class BadAnswer(ServedError):
     """An answer that is no JSON, lacks something, or holds what cannot be a probability."""
 
 
+class Abandoned(ServedError):
+    """Not asked again, or at all, because another request of the same call failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A JSON object, as text and parsed; how many tries it took, how long, and how many requests were in flight."""
@@ -103,6 +107,8 @@ class Endpoint:
         waits = random.Random(body)
         start, busiest = time.perf_counter(), 0
         for tries in range(1, self.options.retries + 2):
+            if stop.is_set():
+                raise Abandoned(f"{self.url}{path}: not asked, because another request failed")
             with self._slot() as in_flight:
                 busiest = max(busiest, in_flight)
                 try:
@@ -114,8 +120,7 @@ class Endpoint:
                         pause = max(pause, error.retry_after)
                     if tries > self.options.retries or pause > _LONGEST_WAIT_S:
                         raise
-            if stop.wait(pause):
-                raise ServerFailed(f"{self.url}{path}: given up, because another request failed")
+            stop.wait(pause)
         raise AssertionError("the last try returns or raises")
 
     def quote(self, text: str) -> str:
@@ -218,7 +223,7 @@ def _is_loopback(host: str) -> bool:
 
 def _read_key(name: str) -> str:
     key = os.environ.get(name, "").strip()
-    if not (key.isascii() and (key.isprintable())):
+    if not (key.isascii() and key.isprintable()):
         raise ValueError(f"the environment variable {name} holds characters that no HTTP header can carry")
     return key
 
