@@ -136,7 +136,7 @@ class Decisions:
         return [(name, _field(by_name, name, dict)) for name in names]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rerank:
     """`POST /v1/rerank`: relevance scores by `index`; documents are judged by whatever the server does.
 
@@ -210,7 +210,8 @@ def normalised(values_O: np.ndarray) -> np.ndarray:
     total = float(values_O.sum())
     if abs(total - 1) > _SUM_TOLERANCE:
         raise WrongAnswer(f"the probabilities of the options sum to {total:.4g}, not to 1")
-    return values_O if total == 1.0 else values_O / total
+    # What is exact but for its last bits stays as it was sent.
+    return values_O if abs(total - 1) < 1e-12 else values_O / total
 
 
 def usage_cost(answer: Mapping[str, Any]) -> Cost:

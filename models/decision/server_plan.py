@@ -144,7 +144,7 @@ def plan_rerank(body: Mapping[str, Any], model: str) -> Plan:
     def respond(answers: Sequence[SlateScores]) -> Json:
         [scores] = answers
         order = np.argsort(-scores.values_C, kind="stable")[:top_n]
-        results = [{"index": int(i), "relevance_score": float(scores.values_C[i])} for i in order]
+        results: list[Json] = [{"index": int(i), "relevance_score": float(scores.values_C[i])} for i in order]
         if body.get("return_documents") is True:
             results = [{**one, "document": {"text": documents[int(one["index"])]}} for one in results]
         tokens = scores.cost.prompt_tokens + scores.cost.reused_tokens
@@ -322,9 +322,8 @@ def _systemone_answer(question: Question, values: np.ndarray) -> Json:
         names = [name for name, _ in question.options]
         probabilities = dict(zip(names, map(float, values), strict=True))
         best = names[int(values.argmax())]
-        return {
-            "type": "choice", "choice": best, "probabilities": probabilities, "confidence": choice_confidence(values)
-        }  # fmt: skip
+        confidence = choice_confidence(values)
+        return {"type": "choice", "choice": best, "probabilities": probabilities, "confidence": confidence}
     return {
         "type": "score",
         "score": float(values @ np.arange(len(values))),
