@@ -107,7 +107,8 @@ class Faults:
         if change is not None:
             changed = change(json.loads(text))
             text = changed if isinstance(changed, bytes) else json.dumps(changed).encode()
-        await _send(send, answers[0]["status"], {}, text)
+        headers = {k.decode(): v.decode() for k, v in answers[0]["headers"] if k != b"content-length"}
+        await _send(send, answers[0]["status"], headers, text)
 
 
 async def _send(send, status, headers, body) -> None:
