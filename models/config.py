@@ -238,3 +238,35 @@ class NavigateConfig:
             )
         if self.slate_temperature is not None and len(self.slate_temperature) != 2:
             raise ValueError(f"navigate.slate_temperature={self.slate_temperature} must be two numbers, [a, b]")
+
+
+@dataclass(kw_only=True, slots=True)
+class ServedOptions:
+    """How a decision server is asked (`retriever=served:...`).
+
+    key_env: environment variable that holds the key; where it is not set, none is sent.
+    cache: file that keeps answers, so that no request is paid twice (null: none). Anyone who can read it can read them.
+    timeout: seconds that one try may take.
+    retries: further tries after 429, 5xx, a cut connection or a timeout; more survives longer failures, and waits.
+    max_candidates: candidates of a request; an oversized level is split. Some servers take fewer questions.
+    max_slate_tokens: tokens of candidates of a request, by an estimate.
+    max_candidate_chars, max_brief_chars: longer passages, and longer inner nodes, are cut, with a note in the trace;
+        more costs tokens.
+    """
+
+    key_env: str = "RETRAIL_API_KEY"
+    cache: str | None = None
+    timeout: float = 60.0
+    retries: int = 4
+    max_candidates: int = 50
+    max_slate_tokens: int = 20_000
+    max_candidate_chars: int = 4_000
+    max_brief_chars: int = 1_000
+
+    def __post_init__(self) -> None:
+        for key in ("timeout", "max_candidates", "max_slate_tokens", "max_candidate_chars", "max_brief_chars"):
+            check_positive(f"served.{key}", getattr(self, key))
+        if self.retries < 0:
+            raise ValueError(f"served.retries={self.retries} must be 0 or more")
+        if not self.key_env.strip():
+            raise ValueError("served.key_env must name an environment variable")

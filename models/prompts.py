@@ -106,3 +106,21 @@ def summary_prompt(titles: Sequence[str]) -> Prompt:
         "and nothing else."
     )
     return Prompt(system, "\n".join(f"- {title}" for title in titles))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPrompt:
+    """The short questions about a slate that a server reads as its state. `{id}` is a candidate's id there."""
+
+    version: int
+    yes: str
+    choice: str
+    none: str
+
+
+SERVED_PROMPT = ServedPrompt(
+    version=1,
+    yes="Is candidate {id} worth opening to find what the query asks for?",
+    choice="Which one candidate answers the query best?",
+    none="No candidate answers the query.",
+)

@@ -31,6 +31,7 @@ COMMANDS = {
     "static": "read the upper levels of a corpus once for all searches",
     "search": "answer one query and show the walk",
     "walks": "write what a retriever's searches judge, to train on",
+    "serve": "answer decision requests over HTTP",
 }
 
 USAGE = """\

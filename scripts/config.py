@@ -15,6 +15,7 @@ from ..models.config import (
     ModelConfig,
     NavigateConfig,
     PriceConfig,
+    ServedOptions,
     check_choice,
     check_positive,
 )
@@ -322,7 +323,7 @@ class EvalData:
 class EvalRun(Command):
     """Search a prepared folder's queries and print measures, with controls beside them.
 
-    retriever: an exported folder, or `bm25`.
+    retriever: an exported folder, `bm25`, or `served:PROTOCOL:MODEL@URL`, the walk with a decision server.
     split: which queries (null: the suite's).
     k: how deep the rankings go (null: the suite's); must reach as deep as the measures do.
     limit: only a fixed sample of so many queries (null: all).
@@ -341,6 +342,7 @@ class EvalRun(Command):
     data: EvalData = field(default_factory=EvalData)
     suite: SuiteConfig = field(default_factory=SuiteConfig)
     navigate: SearchBudget = field(default_factory=SearchBudget)
+    served: ServedOptions = field(default_factory=ServedOptions)
     split: str | None = None
     k: int | None = None
     limit: int | None = None
@@ -480,7 +482,7 @@ class PoolsRun(Command):
 class SearchRun(Command):
     """Answer one query, and show the walk that led there.
 
-    retriever: an exported folder, or `bm25`.
+    retriever: an exported folder, `bm25`, or `served:PROTOCOL:MODEL@URL`, the walk with a decision server.
     corpus: a prepared folder, or a corpus folder.
     query: the text to search for.
     k: how many results.
@@ -499,6 +501,7 @@ class SearchRun(Command):
     static: str | None = None
     cache_gb: float = 0.0
     navigate: SearchBudget = field(default_factory=SearchBudget)
+    served: ServedOptions = field(default_factory=ServedOptions)
     device: str = "auto"
 
     def __post_init__(self) -> None:
@@ -565,6 +568,41 @@ class StaticRun(Command):
         check_positive("levels", self.levels)
         check_positive("max_gb", self.max_gb)
         check_choice("device", self.device, ("auto", "cpu", "cuda"))
+
+
+@dataclass(kw_only=True, slots=True)
+class ServeRun(Command):
+    """Answer decision requests with an exported model: /v1/systemone, /v1/decisions, /v1/rerank.
+
+    retriever: an exported folder.
+    name: the model's name in requests (null: that of the folder).
+    host: address to listen at. There is no authentication: another one than this machine's own lets everyone in who
+        reaches it.
+    port: port to listen at (0: a free one).
+    max_body_mb: longer requests are refused.
+    max_batch_tokens: tokens of candidates that are answered together; more fills a GPU better, and lets a request wait
+        longer for its neighbours.
+    max_waiting: requests that may wait; those beyond are told to come back (503).
+    """
+
+    command: ClassVar[str] = "serve"
+
+    retriever: str = required("export/d0")
+    name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_body_mb: float = 4.0
+    max_batch_tokens: int = 32_768
+    max_waiting: int = 512
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_text("host", self.host)
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        for key in ("max_body_mb", "max_batch_tokens", "max_waiting"):
+            check_positive(key, getattr(self, key))
+        if not 0 <= self.port <= 65_535:
+            raise ValueError(f"port={self.port} must be between 0 and 65535")
 
 
 def check_text(key: str, value: str) -> None:

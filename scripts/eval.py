@@ -21,7 +21,7 @@ def run(run: EvalRun) -> int:
     from ..eval.suites import evaluate_suite, get_suite
     from ..models.decision.navigate import Navigator
     from ..train.files import write_text
-    from .systems import controls, open_retriever
+    from .systems import SERVED, controls, open_retriever
 
     suite = get_suite(run.suite.name)
     suite = replace(
@@ -33,11 +33,12 @@ def run(run: EvalRun) -> int:
     )
     task = Task.open(run.data.path)
     retriever, description = open_retriever(
-        run.retriever, task.corpus, run.navigate, run.device, run.static, run.cache_gb
+        run.retriever, task.corpus, run.navigate, run.device, run.static, run.cache_gb, run.served
     )
     navigator = retriever if isinstance(retriever, Navigator) else None
     out = Path(run.out) if run.out else _default_out(run)
-    title = "navigation, trained" if navigator is not None else run.retriever
+    kind = "served" if run.retriever.startswith(SERVED) else "trained"
+    title = f"navigation, {kind}" if navigator is not None else run.retriever
     others = [name for name in run.baselines if name != run.retriever]
     systems = [(title, retriever, description), *controls(others, task.corpus, navigator, run.retriever, description)]
     results = [
@@ -60,7 +61,7 @@ def run(run: EvalRun) -> int:
 
 def _default_out(run: EvalRun) -> Path:
     return (
-        (Path(run.retriever) if Path(run.retriever).is_dir() else Path("runs") / run.retriever)
+        (Path(run.retriever) if Path(run.retriever).is_dir() else Path("runs") / _folder(run.retriever))
         / "eval"
         / run.suite.name
     )

@@ -32,7 +32,7 @@ def run(run: SearchRun) -> int:
     if any("\ud800" <= character <= "\udfff" for character in run.query):
         raise ValueError("query is not valid UTF-8 text")
     corpus = open_corpus(run.corpus)
-    retriever, _ = open_retriever(run.retriever, corpus, run.navigate, run.device, run.static, run.cache_gb)
+    retriever, _ = open_retriever(run.retriever, corpus, run.navigate, run.device, run.static, run.cache_gb, run.served)
     if run.show == "json":
         [hits] = retriever.search([run.query], k=run.k)
         print(json.dumps(hits_to_json(run.query, hits), ensure_ascii=False))

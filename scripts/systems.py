@@ -13,9 +13,12 @@ from .config import SearchBudget
 
 if TYPE_CHECKING:
     from ..data_prep.corpus import Corpus
-    from ..models.config import NavigateConfig
+    from ..models.config import NavigateConfig, ServedOptions
     from ..models.decision.navigate import Navigator
-    from ..models.protocols import Retriever
+    from ..models.protocols import DecisionScorer, Retriever
+
+
+SERVED = "served:"
 
 
 def open_retriever(
@@ -25,34 +28,49 @@ def open_retriever(
     device: str,
     static: str | None = None,
     cache_gb: float = 0.0,
+    served: ServedOptions | None = None,
 ) -> tuple[Retriever, str]:
     """The retriever of that name over `corpus`, and a description that changes with the model and its settings.
 
-    name: `bm25`, `dense`, or an exported folder.
+    name: `bm25`, `dense`, an exported folder, or `served:PROTOCOL:MODEL@URL`, which is asked as `served` says.
     static: a folder of `retrail static`, cache_gb: memory for slates that come back (exported folders only).
 
     Raises:
-        ValueError: `static` with a retriever that reads no slates.
+        ValueError: `static` with a retriever that reads no slates here.
     """
     if name in ("bm25", "dense"):
         if static is not None:
             raise ValueError(f"static={static} has no meaning for retriever={name}; leave it out")
         return next(controls([name], corpus))[1:]
-    from ..models.decision.calibration import check_calibration
+    from ..models.config import NavigateConfig
+    from ..models.decision.navigate import Navigator
     from ..models.load import RETRIEVAL, load, read_export
 
-    config = budget.over(read_export(name).navigate)
-    fingerprint = file_hash(Path(name) / RETRIEVAL)
-    if config.budget == "calibrated":
-        for note in check_calibration(str(config.calibration), retriever=fingerprint, corpus=corpus.fingerprint):
-            print(f"note: {note}", file=sys.stderr)
     join, joined = open_retriever(budget.join, corpus, SearchBudget(), device) if budget.join else (None, "")
-    navigator = load(
-        name, corpus, device=device, navigate=config, join=join, static=static, trunk_cache_bytes=int(cache_gb * 1e9)
-    )
+    if name.startswith(SERVED):
+        if static is not None:
+            raise ValueError(f"static={static} has no meaning for retriever={name}; leave it out")
+        config = budget.over(NavigateConfig())
+        scorer, what = _served(name, served)
+        _note_calibration(config, what, corpus)
+        navigator = Navigator(scorer, corpus, config, join=join)
+    else:
+        config, what = budget.over(read_export(name).navigate), file_hash(Path(name) / RETRIEVAL)
+        _note_calibration(config, what, corpus)
+        kept = int(cache_gb * 1e9)
+        navigator = load(name, corpus, device=device, navigate=config, join=join, static=static, trunk_cache_bytes=kept)
     # With stored slates the answers are the same within rounding, but not the cost.
-    parts = ["navigation", settings_text(config), fingerprint, "static" if static else "", joined and f"with {joined}"]
+    parts = ["navigation", settings_text(config), what, "static" if static else "", joined and f"with {joined}"]
     return navigator, " ".join(filter(None, parts))
+
+
+def _note_calibration(config: NavigateConfig, retriever: str, corpus: Corpus) -> None:
+    """Say where a calibration is used on another corpus; one of another model is an error."""
+    from ..models.decision.calibration import check_calibration
+
+    if config.budget == "calibrated":
+        for note in check_calibration(str(config.calibration), retriever=retriever, corpus=corpus.fingerprint):
+            print(f"note: {note}", file=sys.stderr)
 
 
 def settings_text(config: NavigateConfig) -> str:
@@ -61,6 +79,24 @@ def settings_text(config: NavigateConfig) -> str:
 
     settings = asdict(config) | {"calibration": calibration_hash(config.calibration) if config.calibration else None}
     return json.dumps({key: value for key, value in settings.items() if key != "price"}, sort_keys=True)
+
+
+def _served(name: str, options: ServedOptions | None) -> tuple[DecisionScorer, str]:
+    """The scorer of `served:PROTOCOL:MODEL@URL`, and what its answers depend on."""
+    from ..models.decision.served import ServedScorer
+
+    protocol, _, rest = name.removeprefix(SERVED).partition(":")
+    model, _, url = rest.partition("@http")
+    if not (protocol and model and url):
+        raise ValueError(
+            f"retriever={name} must be served:PROTOCOL:MODEL@URL, e.g. served:systemone:d0@http://127.0.0.1:8000"
+        )
+    scorer = ServedScorer(f"http{url}", model, protocol, options)
+    limits = {f: getattr(scorer.options, f) for f in _LIMITS}
+    return scorer, f"{scorer!r} {limits}"
+
+
+_LIMITS = ("max_candidates", "max_slate_tokens", "max_candidate_chars", "max_brief_chars")
 
 
 def controls(
@@ -83,6 +119,10 @@ def controls(
         elif navigator is None:
             raise ValueError(f"baselines=[{name}] needs a decision model: retriever=EXPORTED_FOLDER")
         elif name == "untrained":
+            if folder.startswith(SERVED):
+                raise ValueError(
+                    "baselines=[untrained] needs an exported folder; a server does not tell its base model"
+                )
             yield "navigation, untrained", _untrained(folder, navigator), f"untrained {model}"
         elif name == "rerank":
             from ..models.decision.rerank import Reranker

@@ -175,3 +175,13 @@ def test_decision_packed_on_a_tiny_model():
     assert line["max_abs_diff"] < 1e-6 and line["max_abs_diff_prefix_kv"] < 1e-6
     assert (line["candidates"], line["threads"]) == (16, 1)
     assert line["rows_timed"] >= 6
+
+
+@pytest.mark.slow
+def test_serve_on_a_tiny_model():
+    command = [sys.executable, str(FOLDER / "serve"), "--quick", "--model", "tiny:llama", "--layers", "2"]
+    done = subprocess.run([*command, "--threads", "1"], capture_output=True, text=True, check=True)
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert set(line) >= {"overhead_pct", "clients", "lost", *_common.COMMON_KEYS}
+    assert (line["clients"], line["lost"], line["threads"]) == (200, 0, 1)
+    assert line["max_abs_diff"] < 1e-6 and line["served_s"] > 0
