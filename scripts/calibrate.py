@@ -41,7 +41,9 @@ def run(run: CalibrateRun) -> int:
     def walk(budget: Budget) -> Navigator:
         return Navigator(scorer, corpus, config, budget=budget)
 
-    levels = fit(walk, corpus, fitting, run.alpha, score=run.score, gold=run.gold, seed=run.seed)
+    levels = fit(
+        walk, corpus, fitting, run.alpha, confidence=run.confidence, score=run.score, gold=run.gold, seed=run.seed
+    )
     calibration = Calibration(
         alpha=run.alpha,
         gold=run.gold,
@@ -49,6 +51,7 @@ def run(run: CalibrateRun) -> int:
         retriever=file_hash(Path(run.retriever) / RETRIEVAL),
         corpus=corpus.fingerprint,
         walk=walk_settings(config),
+        confidence=run.confidence,
     )
     write_calibration(run.to, calibration)
     if held_out:

@@ -369,6 +369,8 @@ class CalibrateRun(Command):
     retriever: an exported folder.
     split: which labelled queries; not those of training, to which the model answers too well.
     alpha: the share of queries that may lose their gold path; smaller opens more candidates and needs more queries.
+    confidence: how surely the promise is kept with these very queries; null promises it on average over sets of
+        queries, which takes fewer of them, opens fewer candidates, and falls short with some sets.
     score: what the thresholds bound: log-`odds`, `gap` to the best, softmax `mass` above, `rank` (a calibrated k), or
         `auto`, on each level the one that opens fewest candidates.
     gold: a query with several gold nodes survives if `any` path does, or only if `all` do.
@@ -385,6 +387,7 @@ class CalibrateRun(Command):
     data: EvalData = field(default_factory=EvalData)
     split: str = "dev"
     alpha: float = 0.05
+    confidence: float | None = 0.9
     score: str = "auto"
     gold: str = "any"
     holdout: float = 0.5
@@ -401,6 +404,8 @@ class CalibrateRun(Command):
         check_text("to", self.to)
         if not 0 < self.alpha < 1:
             raise ValueError(f"alpha={self.alpha} must be above 0 and below 1")
+        if self.confidence is not None and not 0 < self.confidence < 1:
+            raise ValueError(f"confidence={self.confidence} must be above 0 and below 1, or null")
         if not 0 <= self.holdout < 1:
             raise ValueError(f"holdout={self.holdout} must be 0 or more and below 1")
         if any(k < 1 for k in self.fixed_k):

@@ -70,6 +70,7 @@ def fit(
     queries: Sequence[Labelled],
     alpha: float,
     *,
+    confidence: float | None = None,
     score: str = "auto",
     gold: str = "any",
     seed: int = 0,
@@ -81,6 +82,8 @@ def fit(
         corpus: what is walked.
         queries: labelled; each sets the threshold of one level only.
         alpha: the share of queries that may lose their gold path; smaller opens more candidates and needs more queries.
+        confidence: how surely these queries give thresholds that keep the promise; None promises it on average over
+            sets of queries, of which some then fall short. Surer opens more candidates and needs more queries.
         score: one of `SCORES`, or `auto`: on each level the one that opens fewest candidates for queries of no fold
             (a tenth or more) and of the folds above.
         gold: a query with several gold nodes survives if `any` path does, or only if `all` do. A gold node that is not
@@ -88,13 +91,18 @@ def fit(
         seed: which query is used for which level.
 
     Raises:
-        ValueError: the corpus is flat, alpha is not between 0 and 1, an unknown `score` or `gold`, or too few queries
+        ValueError: the corpus is flat, alpha or confidence is not between 0 and 1, an unknown `score` or `gold`, or too few queries
             for this alpha; says how many it takes.
     """
     _check(corpus, alpha, score, gold)
     count = corpus.num_levels - 1
-    each, need = alpha / count, queries_needed(alpha / count)
-    spare = tuning_size(len(queries), count, each) if score == "auto" else 0
+    each = alpha / count
+    if confidence is not None:
+        if not 0 < confidence < 1:
+            raise ValueError(f"confidence={confidence} must be above 0 and below 1")
+        confidence = 1 - (1 - confidence) / count  # as alpha, shared by the levels
+    need = queries_needed(each, confidence)
+    spare = tuning_size(len(queries), count, each, need if confidence else None) if score == "auto" else 0
     tuning, folds = folds_of(shuffled(queries, seed), count, spare)
     if min(map(len, folds)) < need:
         raise ValueError(
@@ -111,7 +119,7 @@ def fit(
             name = _cheapest(corpus, _observed(observer, known, level), level, each, gold)
         observed = _observed(observer, fold, level)
         scores = [gold_score(corpus, seen, query.paths, level, name, gold) for query, seen in observed]
-        done.append(LevelThreshold(name, _threshold(scores, each), each, len(scores)))
+        done.append(LevelThreshold(name, _threshold(scores, each, confidence), each, len(scores)))
     return tuple(done)
 
 
@@ -124,12 +132,18 @@ def _check(corpus: Corpus, alpha: float, score: str, gold: str) -> None:
     check_choice("gold", gold, GOLD)
 
 
-def tuning_size(total: int, levels: int, alpha: float) -> int:
+def tuning_size(total: int, levels: int, alpha: float, need: int | None = None) -> int:
     """How many queries to spare for `auto`; all of them where the folds would get too few.
+
+    need: what each fold takes for a promise with a confidence; every further query then makes it less cautious, and
+        the share that is spared is `TUNING_SHARE`.
 
     A fold of ceil(j / alpha) - 1 queries gives a threshold that is exact on average, and any more up to the next j a
     cautious one. So the folds get such a number each, the largest that leaves a share of `TUNING_SHARE`.
     """
+    if need is not None:
+        spare = math.ceil(total * TUNING_SHARE)
+        return spare if total - spare >= levels * need else total
     for j in range(math.floor(total // levels * alpha) + 1, 0, -1):
         spare = total - levels * queries_needed(alpha / j)
         if spare >= total * TUNING_SHARE:
@@ -198,13 +212,13 @@ def _cheapest(
     return min(SCORES, key=costs.__getitem__)
 
 
-def _threshold(scores: Sequence[float], alpha: float) -> float:
+def _threshold(scores: Sequence[float], alpha: float, confidence: float | None = None) -> float:
     """The conformal threshold; where it may be as low as one likes, the lowest score that any query asked for."""
     # What was lost above cannot be lost here, whatever the threshold.
     scores_N = np.array([-math.inf if value == math.inf else value for value in scores])
     asked = scores_N[scores_N > -math.inf]
     lowest = float(asked.min()) if len(asked) else 0.0
-    return max(lowest, conformal_threshold(scores_N, alpha))
+    return max(lowest, conformal_threshold(scores_N, alpha, confidence))
 
 
 def _total(need: int, levels: int, score: str) -> int:

@@ -41,6 +41,7 @@ class Calibration:
     """Thresholds from the root level down, and what they hold for.
 
     alpha: the share of queries that may lose their gold path on all levels together.
+    confidence: how surely; None is on average over sets of labelled queries.
     gold: with several gold nodes, `any` promises that at least one path survives, `all` that each does.
     retriever, corpus: fingerprints. The thresholds mean nothing for another model; on another corpus they can be used,
         without the promise.
@@ -53,6 +54,7 @@ class Calibration:
     retriever: str
     corpus: str
     walk: Mapping[str, object]
+    confidence: float | None = None
 
 
 def walk_settings(config: NavigateConfig) -> dict[str, object]:
@@ -93,6 +95,7 @@ def read_calibration(path: str | Path) -> Calibration:
         retriever=require(content, "retriever", str, where),
         corpus=require(content, "corpus", str, where),
         walk=require(content, "walk", dict, where),
+        confidence=None if content.get("confidence") is None else _number(content, "confidence", where, below=1.0),
     )
 
 

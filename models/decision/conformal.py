@@ -45,21 +45,45 @@ def nonconformity(score: str, log_odds_C: np.ndarray) -> np.ndarray:
     return out_C
 
 
-def queries_needed(alpha: float) -> int:
+def queries_needed(alpha: float, confidence: float | None = None) -> int:
     """The fewest labelled queries that support a threshold: with fewer, only keeping everything is safe enough."""
-    return math.ceil(1 / alpha - _EPSILON) - 1
+    if confidence is None:
+        return math.ceil(1 / alpha - _EPSILON) - 1
+    return math.ceil(math.log(1 - confidence) / math.log1p(-alpha) - _EPSILON)
 
 
-def conformal_threshold(scores_N: np.ndarray, alpha: float) -> float:
-    """The ceil((N + 1) (1 - alpha))-th smallest score: the next one is above it with probability <= alpha.
+def may_be_lost(count: int, alpha: float, confidence: float | None = None) -> int:
+    """One more than the number of `count` calibration scores that may lie above the threshold (0: too few scores).
+
+    confidence: None promises 1 - alpha on average over calibration sets: floor((N + 1) alpha), split conformal
+        prediction. Else it is promised for this very set, with that probability: the largest j with
+        P(Binomial(N, alpha) < j) <= 1 - confidence (Vovk 2012, training-conditional validity), which is more cautious.
+    """
+    if confidence is None:
+        return math.floor((count + 1) * alpha + _EPSILON)
+    below, allowed = 0.0, 0
+    for j in range(count):
+        log_ways = math.lgamma(count + 1) - math.lgamma(j + 1) - math.lgamma(count - j + 1)
+        below += math.exp(log_ways + j * math.log(alpha) + (count - j) * math.log1p(-alpha))
+        if below > 1 - confidence + _EPSILON:
+            break
+        allowed = j + 1
+    return allowed
+
+
+def conformal_threshold(scores_N: np.ndarray, alpha: float, confidence: float | None = None) -> float:
+    """The score that the next one is above with probability <= alpha: the `may_be_lost`-th largest.
+
+    Without `confidence` that is the ceil((N + 1) (1 - alpha))-th smallest.
 
     Raises:
-        ValueError: N is below `queries_needed(alpha)`.
+        ValueError: N is below `queries_needed(alpha, confidence)`.
     """
     count = len(scores_N)
-    left_out = math.floor((count + 1) * alpha + _EPSILON)
+    left_out = may_be_lost(count, alpha, confidence)
     if left_out < 1:
-        raise ValueError(f"alpha={alpha:g} needs at least {queries_needed(alpha)} labelled queries, there are {count}")
+        need = queries_needed(alpha, confidence)
+        raise ValueError(f"alpha={alpha:g} needs at least {need} labelled queries, there are {count}")
     return float(np.sort(scores_N)[count - left_out])
 
 

@@ -28,6 +28,7 @@ from retrail.models.decision.calibration import (
 from retrail.models.decision.conformal import (
     SCORES,
     conformal_threshold,
+    may_be_lost,
     nonconformity,
     queries_needed,
     wilson,
@@ -275,3 +276,28 @@ def test_observe_shows_what_the_walk_judges():
         assert 1 / (1 + np.exp(-seen[0].log_odds_C)) == pytest.approx(values)
     # A leaf that stays is judged again, and then the walk has ended. The other query keeps "a/1" by reading order.
     assert [corpus.id(row) for row in navigator.observe(["q", "other"], 2)[1].rows] == ["a/1/x"]
+
+
+def test_a_promise_with_confidence_by_hand():
+    # 0.95^44 is above 0.1 and 0.95^45 below: 45 queries support the largest score as threshold.
+    assert queries_needed(0.05, 0.9) == 45
+    assert (may_be_lost(44, 0.05, 0.9), may_be_lost(45, 0.05, 0.9)) == (0, 1)
+    assert conformal_threshold(np.arange(45.0), 0.05, 0.9) == 44
+    with pytest.raises(ValueError, match="alpha=0.05 needs at least 45 labelled queries, there are 44"):
+        conformal_threshold(np.arange(44.0), 0.05, 0.9)
+    # P(Bin(10, 1/2) <= 1) = 11/1024 and <= 2 is 56/1024.
+    assert may_be_lost(10, 0.5, 1 - 12 / 1024) == 2 and may_be_lost(10, 0.5, 1 - 10 / 1024) == 1
+
+
+@pytest.mark.parametrize("count", [60, 200])
+def test_a_promise_with_confidence_is_kept_as_often_as_it_says(count):
+    rng = np.random.default_rng(0)
+    alpha, confidence, repeats = 0.1, 0.9, 2000
+    scores = rng.random((repeats, count))
+    # Uniform scores: the next one is above the threshold t with probability 1 - t.
+    kept = np.array([1 - conformal_threshold(row, alpha, confidence) <= alpha for row in scores])
+    error = math.sqrt(confidence * (1 - confidence) / repeats)
+    assert kept.mean() >= confidence - 3 * error
+    assert kept.mean() < 1.0  # not by keeping everything
+    average = np.array([1 - conformal_threshold(row, alpha) <= alpha for row in scores])
+    assert average.mean() < kept.mean() - 0.2
