@@ -52,7 +52,7 @@ def parse_markdown(text: str) -> Page:
         elif found := _ATX.match(line):
             heading(len(found[1]), found[2] or "")
         elif block and (under := _SETEXT.match(line)) and not any(map(_NO_PARAGRAPH.match, block)):
-            words = " ".join(part.strip() for part in block)
+            words = " ".join(map(str.strip, block))
             block.clear()
             heading(1 if under[1][0] == "=" else 2, words)
         elif line.strip():

@@ -91,8 +91,8 @@ def fit(
         seed: which query is used for which level.
 
     Raises:
-        ValueError: the corpus is flat, alpha or confidence is not between 0 and 1, an unknown `score` or `gold`, or too few queries
-            for this alpha; says how many it takes.
+        ValueError: the corpus is flat, alpha or confidence is not between 0 and 1, an unknown `score` or `gold`, or
+            too few queries for this alpha; says how many it takes.
     """
     _check(corpus, alpha, score, gold)
     count = corpus.num_levels - 1
