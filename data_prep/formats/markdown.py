@@ -49,18 +49,25 @@ def parse_markdown(text: str) -> Page:
         elif mark and not (mark[1][0] == "`" and "`" in mark[2]):
             fence = mark[1]
             block.append(line)
-        elif found := _ATX.match(line):
-            heading(len(found[1]), found[2] or "")
-        elif block and (under := _SETEXT.match(line)) and not any(map(_NO_PARAGRAPH.match, block)):
-            words = " ".join(map(str.strip, block))
-            block.clear()
-            heading(1 if under[1][0] == "=" else 2, words)
+        elif found := _heading(line, block):
+            heading(*found)
         elif line.strip():
             block.append(line)
         else:
             close()
     close()
     return Page(title, sections)
+
+
+def _heading(line: str, block: list[str]) -> tuple[int, str] | None:
+    """Level and words of a heading that ends with this line; one that is underlined takes its words from `block`."""
+    if found := _ATX.match(line):
+        return len(found[1]), found[2] or ""
+    if block and (under := _SETEXT.match(line)) and not any(map(_NO_PARAGRAPH.match, block)):
+        words = " ".join(map(str.strip, block))
+        block.clear()
+        return (1 if under[1][0] == "=" else 2), words
+    return None
 
 
 def _front_matter(lines: list[str]) -> tuple[str, list[str]]:
