@@ -116,7 +116,7 @@ def cluster_pages(
     vectors_PD = unit_vectors(vectors, len(corpus.children(None)))
     if not 1 <= groups <= len(vectors_PD):
         raise ValueError(
-            f"groups={groups} must be between 1 and the number of pages, which is {len(vectors_PD)}; choose fewer groups"
+            f"groups={groups} must be from 1 to the number of pages, which is {len(vectors_PD)}; choose fewer groups"
         )
     label_P = _k_means(vectors_PD, groups, balanced, seed)
     members = [np.flatnonzero(label_P == group) for group in range(groups)]
@@ -127,9 +127,7 @@ def cluster_pages(
     return _assemble(corpus, vectors_PD, above, parents, encoder)
 
 
-def balanced_tree(
-    corpus: Corpus, vectors: npt.ArrayLike, branching: int, *, seed: int = 0, encoder: str = ""
-) -> Tree:
+def balanced_tree(corpus: Corpus, vectors: npt.ArrayLike, branching: int, *, seed: int = 0, encoder: str = "") -> Tree:
     """Levels of groups above the root level of `corpus`, each node with at most `branching` children.
 
     The depth is the least that holds the pages: ceil(log_branching P) levels, pages included.
@@ -255,9 +253,7 @@ def _group_node(corpus: Corpus, vectors_PD: Floats, group_id: str, parent: str |
     return Node(group_id, parent, "; ".join(titles[:TITLES_IN_TITLE]), "; ".join(titles[:TITLES_IN_TEXT]))
 
 
-def _assemble(
-    corpus: Corpus, vectors_PD: Floats, above: Sequence[Node], parents: dict[int, str], encoder: str
-) -> Tree:
+def _assemble(corpus: Corpus, vectors_PD: Floats, above: Sequence[Node], parents: dict[int, str], encoder: str) -> Tree:
     """`above`, then the corpus with each page under its group."""
 
     def nodes() -> list[Node]:

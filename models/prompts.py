@@ -78,6 +78,7 @@ def prompt_hash(prompt: DecisionPrompt) -> str:
     """sha256 over every word of the prompt: what an exported folder stores and `load` compares."""
     return hashlib.sha256(json.dumps(asdict(prompt), sort_keys=True).encode()).hexdigest()
 
+
 SUMMARY_PROMPT_VERSION = 1
 
 

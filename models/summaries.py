@@ -120,9 +120,7 @@ def one_sentence(reply: str) -> str:
     return sentence if any(character.isalnum() for character in sentence) else ""
 
 
-def _titles(
-    corpus: Corpus, row: int, written: dict[int, str], groups: Collection[int], limit: int
-) -> tuple[str, ...]:
+def _titles(corpus: Corpus, row: int, written: dict[int, str], groups: Collection[int], limit: int) -> tuple[str, ...]:
     children = corpus.children(row)
     chosen = [children[i * len(children) // limit] for i in range(limit)] if len(children) > limit else list(children)
     texts = (written.get(r) or (corpus.text(r) if r in groups else corpus.title(r)) or corpus.text(r) for r in chosen)

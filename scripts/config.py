@@ -109,8 +109,8 @@ class PrepData:
     """Which reader, and its options.
 
     name: the reader.
-    documents: (multidoc2dial, conditionalqa) file of the documents in `path` (null: the one named `*doc2dial_doc*.json`, also
-        gzipped; conditionalqa: `documents.json`).
+    documents: (multidoc2dial, conditionalqa) file of the documents in `path` (null: the one named
+        `*doc2dial_doc*.json`, for conditionalqa `documents.json`; also gzipped).
     dialogues: (multidoc2dial) files of the dialogues in `path` (null: all named `*doc2dial_dial_*.json`, also gzipped).
     split_by: (multidoc2dial) `files` takes each file of dialogues as the split in its name, `hash` divides dialogues
         by their ids into train (8 of 10 buckets) and dev (1 of 10), `auto` does the second if there is only one file.
@@ -182,7 +182,8 @@ class PrepData:
 class PrepRun(Command):
     """Read a data set in its published format and write a prepared folder: corpus, queries, judgements.
 
-    path: folder of the raw data, or the prepared folder that `tree` and `update` start from (not for `pydocs`, which is on every machine).
+    path: folder of the raw data, or the prepared folder that `tree` and `update` start from (not for `pydocs`, which
+        is on every machine).
     out: the folder to write.
     overwrite: replace a prepared folder that is already there, once the new one is whole.
     """

@@ -37,9 +37,7 @@ def prep_tree(data: PrepData, folder: Path, out: Path, encode: Encode | None = N
         raise ValueError(f"data.groups={data.groups} but path={folder} has {pages} pages; choose fewer groups")
     vectors = (encode or open_encode(data.encoder))(page_texts(corpus))
     if data.groups is not None:
-        tree = cluster_pages(
-            corpus, vectors, data.groups, balanced=data.balanced, seed=data.seed, encoder=data.encoder
-        )
+        tree = cluster_pages(corpus, vectors, data.groups, balanced=data.balanced, seed=data.seed, encoder=data.encoder)
     else:
         assert data.branching is not None
         tree = balanced_tree(corpus, vectors, data.branching, seed=data.seed, encoder=data.encoder)
