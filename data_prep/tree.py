@@ -116,7 +116,7 @@ def cluster_pages(
     vectors_PD = unit_vectors(vectors, len(corpus.children(None)))
     if not 1 <= groups <= len(vectors_PD):
         raise ValueError(
-            f"groups={groups} must be between 1 and the number of pages, which is {len(vectors_PD)}; choose another"
+            f"groups={groups} must be from 1 to the number of pages, which is {len(vectors_PD)}; choose fewer groups"
         )
     label_P = _k_means(vectors_PD, groups, balanced, seed)
     members = [np.flatnonzero(label_P == group) for group in range(groups)]

@@ -138,7 +138,7 @@ class PrepData:
 
     name: the reader.
     documents: (multidoc2dial, conditionalqa) file of the documents in `path` (null: the one named
-        `*doc2dial_doc*.json`, also gzipped; conditionalqa: `documents.json`).
+        `*doc2dial_doc*.json`, for conditionalqa `documents.json`; also gzipped).
     dialogues: (multidoc2dial) files of the dialogues in `path` (null: all named `*doc2dial_dial_*.json`, also gzipped).
     split_by: (multidoc2dial) `files` takes each file of dialogues as the split in its name, `hash` divides dialogues
         by their ids into train (8 of 10 buckets) and dev (1 of 10), `auto` does the second if there is only one file.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from ..corpus import Corpus, Node, build_corpus
@@ -119,10 +119,10 @@ def _about(title: str, section: Section) -> str:
     return "\n\n".join(filter(None, [begin, f"Contents: {inside}" if inside else ""])) or title or "(no title)"
 
 
-def folder_nodes(folder: Path, endings: Sequence[str], parse: Callable[[str, str], Page]) -> list[Node]:
+def folder_nodes(folder: Path, endings: Sequence[str], parse: Callable[[str], Page]) -> list[Node]:
     """Nodes of all files below `folder` with these endings (also with .gz), sorted by path.
 
-    parse: (text, file name) to a page.
+    parse: a file's text to a page.
 
     Raises:
         FileNotFoundError: no such file in the folder, or none with text.
@@ -140,8 +140,8 @@ def folder_nodes(folder: Path, endings: Sequence[str], parse: Callable[[str, str
     for file in files:
         text = "\n".join(line for _, line in read_lines(file))
         path = PurePosixPath(file.relative_to(folder).as_posix().removesuffix(".gz"))
-        page = parse(text, str(file))
-        if not page_nodes(str(path), None, page, _Ids()):
+        found = page_nodes(str(path), None, parse(text), ids)
+        if not found:
             continue
         parent = None
         for above in reversed(path.parents[:-1]):
@@ -151,14 +151,13 @@ def folder_nodes(folder: Path, endings: Sequence[str], parse: Callable[[str, str
                 if parent:
                     holds.setdefault(parent, []).append(above.name)
             parent = folders[above]
-        found = page_nodes(str(path), parent, page, ids)
-        nodes += found
+        nodes += [replace(found[0], parent=parent), *found[1:]]
         if parent:
             holds.setdefault(parent, []).append(found[0].title)
     if not nodes:
         raise FileNotFoundError(f"{folder}: its {len(files)} files ending in {' or '.join(endings)} hold no text")
     text_of = {key: "Contents: " + "; ".join(titles) for key, titles in holds.items()}
-    return [Node(n.id, n.parent, n.title, text_of.get(n.id, n.text)) for n in nodes]
+    return [replace(node, text=text_of.get(node.id, node.text)) for node in nodes]
 
 
 def source_files(folder: Path, endings: Sequence[str]) -> list[Path]:

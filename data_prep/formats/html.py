@@ -20,7 +20,7 @@ _ROWS = {"td", "th", "br", "dt", "li", "tr"}  # a new line, not a new paragraph
 
 def html_nodes(folder: str | Path) -> list[Node]:
     """The tree of a folder of HTML files. Errors as `headings.folder_nodes`."""
-    return folder_nodes(Path(folder), ENDINGS, lambda text, _: parse_html(text))
+    return folder_nodes(Path(folder), ENDINGS, parse_html)
 
 
 def parse_html(text: str) -> Page:
@@ -93,9 +93,8 @@ class _Parser(HTMLParser):
         text = "".join(self._words)
         self._words.clear()
         if self._heading:
-            self.sections.append(
-                Section(_HEADINGS[self._heading], " ".join(text.split()).rstrip("¶").strip(), self._anchor)
-            )
+            title = " ".join(text.split()).rstrip("¶").strip()
+            self.sections.append(Section(_HEADINGS[self._heading], title, self._anchor))
             self._heading = self._anchor = ""
             return
         lines = text.split("\n")

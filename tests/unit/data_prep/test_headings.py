@@ -1,0 +1,143 @@
+import json
+
+import pytest
+
+from retrail.data_prep.corpus import Corpus
+from retrail.data_prep.formats.headings import prep_pages
+from retrail.data_prep.formats.html import html_nodes, parse_html
+from retrail.data_prep.formats.markdown import markdown_nodes, parse_markdown
+from retrail.data_prep.task import Task
+
+MARKDOWN = """---
+title: "The Guide"
+---
+Before any heading.
+
+# Install
+
+How to install.
+
+```
+# not a heading
+```
+
+## Linux ##
+
+Use apt.
+
+Mac
+---
+
+Use brew.
+
+## Empty
+
+# Use {#usage}
+
+Run it.
+"""
+
+
+def outline(nodes):
+    return [(node.id, node.parent, node.title, node.text) for node in nodes]
+
+
+def test_markdown_tree(tmp_path):
+    (tmp_path / "a b.md").write_text(MARKDOWN)
+    page, *below = outline(markdown_nodes(tmp_path))
+    assert page == ("a_b.md", None, "The Guide", "Before any heading.\n\nContents: Install; Use")
+    fence = "```\n# not a heading\n```"
+    about = "How to install. ``` # not a heading ```\n\nContents: Linux; Mac"
+    assert below == [
+        ("a_b.md#body", "a_b.md", "The Guide", "Before any heading."),
+        ("a_b.md#install", "a_b.md", "Install", about),
+        ("a_b.md#install/body", "a_b.md#install", "Install", f"How to install.\n\n{fence}"),
+        ("a_b.md#linux", "a_b.md#install", "Linux", "Use apt."),
+        ("a_b.md#mac", "a_b.md#install", "Mac", "Use brew."),
+        ("a_b.md#usage", "a_b.md", "Use", "Run it."),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "titles"),
+    [
+        ("#no space", []),
+        ("One\ntwo\n===\n", ["One two"]),
+        ("- item\n---\n", []),
+        ("text\n\n---\n\nmore", []),
+        ("~~~\n```\n# x\n~~~\n# y\nz", ["y"]),
+        ("```\ncode\n```\n---\n", []),
+        ("```\n\n# still code\n", []),
+        ("---\nno end", []),
+    ],
+)
+def test_what_is_a_markdown_heading(text, titles):
+    assert [section.title for section in parse_markdown(text).sections[1:]] == titles
+
+
+def test_html_tree(tmp_path):
+    (tmp_path / "p.html").write_text(
+        "<html><head><title>Caf&eacute;</title><style>h1{}</style></head><body><nav><a>Menu</a></nav>"
+        "<h1 id=top>Caf&eacute;</h1><p>Open <b>daily</b>.<p>Cheap.<script>if (a<b) x()</script>"
+        "<h2>Food</h2><ul><li>Soup<li>Bread</ul><h2>Food</h2><pre>a\n  b</pre><h2>Nothing</h2></div></body>"
+    )
+    [page, *below] = outline(html_nodes(tmp_path))
+    assert page == ("p.html", None, "Café", "Open daily. Cheap.\n\nContents: Food; Food")
+    assert below == [
+        ("p.html#body", "p.html", "Café", "Open daily.\n\nCheap."),
+        ("p.html#food", "p.html", "Food", "Soup\nBread"),
+        ("p.html#food~2", "p.html", "Food", "a\n  b"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["<h2>A<p>b", "<p>b</div></h1>", "<nav><nav>x</nav></nav>b", "b<!-- c", "&lt;b"])
+def test_broken_html_gives_its_text(text):
+    assert any("b" in part for section in parse_html(text).sections for part in (section.title, *section.paragraphs))
+    assert not any("x" in part for section in parse_html(text).sections for part in section.paragraphs)
+
+
+def test_folders_are_levels(tmp_path):
+    (tmp_path / "x" / "y").mkdir(parents=True)
+    (tmp_path / "x" / "y" / "p.md").write_text("words only")
+    (tmp_path / "x" / "q.md").write_text("# Q\n")  # a heading and nothing below it
+    (tmp_path / "r.md").write_text("# R\nroot page")
+    corpus = Corpus.from_nodes(markdown_nodes(tmp_path))
+    path = corpus.path(corpus.row("x/y/p.md#body"))
+    assert [corpus.id(row) for row in path] == ["x/", "x/y/", "x/y/p.md", "x/y/p.md#body"]
+    assert corpus.text(corpus.row("x/y/")) == "Contents: p"
+    assert "x/q.md" not in corpus
+    assert corpus.title(corpus.row("r.md")) == "R"
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        markdown_nodes(tmp_path / "absent")
+    with pytest.raises(FileNotFoundError, match=r"no file ending in \.md"):
+        markdown_nodes(tmp_path)
+    (tmp_path / "e.md").write_text("# Only a heading\n")
+    with pytest.raises(FileNotFoundError, match="hold no text"):
+        markdown_nodes(tmp_path)
+    (tmp_path / "latin.md").write_bytes(b"ok\ncaf\xe9\n")
+    with pytest.raises(ValueError, match=r"latin\.md:2: not UTF-8"):
+        markdown_nodes(tmp_path)
+
+
+def test_queries_make_a_task(tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "p.md").write_text("# P\n\nwords")
+    (raw / "q.jsonl").write_text(json.dumps({"_id": "1", "text": "which?"}) + "\n")
+    (raw / "j.tsv").write_text("query-id\tcorpus-id\tscore\n1\tp.md#body\t1\n")
+    nodes = markdown_nodes(raw)
+    task = prep_pages(raw, tmp_path / "task", nodes, "raw", "q.jsonl", "j.tsv")
+    assert isinstance(task, Task) and task.qrels("test") == {"1": {"p.md#body": 1}}
+    assert isinstance(prep_pages(raw, tmp_path / "corpus", nodes, "raw", None, None), Corpus)
+    with pytest.raises(ValueError, match="go together"):
+        prep_pages(raw, tmp_path / "x", nodes, "raw", "q.jsonl", None)
+
+
+def test_debian_faq(data_dir):
+    corpus = Corpus.from_nodes(html_nodes(data_dir / "hier_docs" / "debian-faq"))
+    assert len(corpus.children(None)) == 17
+    row = corpus.row("basic-defs.en.html#whatisdebian")
+    assert corpus.title(row).endswith("What is Debian GNU/Linux?") and corpus.is_leaf(row)
