@@ -163,7 +163,8 @@ class LocalLanguageModel:
                 generated_tokens=min(stop + 1, len(written)),
                 max_concurrency=1,
             )
-            answers.append(Completion(hf.decode(written[:stop], skip_special_tokens=True), cost, stop == len(written)))
+            text = str(hf.decode(written[:stop], skip_special_tokens=True))
+            answers.append(Completion(text, cost, stop == len(written)))
         return answers
 
     @torch.no_grad()

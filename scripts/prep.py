@@ -44,12 +44,13 @@ def prepare(run: PrepRun) -> None:
         if not _is_task(out):
             raise FileExistsError(f"out={out} is not a prepared folder, so that overwrite=true would lose other files")
         written = _replace(run, out)
-    task = None if isinstance(written, Corpus) else written
     corpus = written if isinstance(written, Corpus) else written.corpus
     print(f"{run.out}: {len(corpus):,} nodes on {corpus.num_levels} levels, {len(corpus.leaves()):,} of them leaves")
-    for split in task.splits if task else ():
-        judged = sum(1 for judgements in task.qrels(split).values() if judgements)
-        print(f"  {split}: {len(task.queries(split)):,} queries, {judged:,} of them with judgements")
+    if isinstance(written, Corpus):
+        return
+    for split in written.splits:
+        judged = sum(1 for judgements in written.qrels(split).values() if judgements)
+        print(f"  {split}: {len(written.queries(split)):,} queries, {judged:,} of them with judgements")
 
 
 def _holds_something(out: Path) -> bool:
