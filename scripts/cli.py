@@ -22,6 +22,7 @@ from .config import Command
 COMMANDS = {
     "prep": "read a data set and write a prepared folder",
     "train": "fine-tune a retriever",
+    "plan": "what a training run will take, without its weights",
     "sweep": "train once for every point of a grid",
     "export": "turn a run into a Hugging Face checkpoint",
     "calibrate": "fit budgets that keep the gold path as often as promised",

@@ -109,6 +109,30 @@ class TrainRun(Command):
         self.objective.check_fits(self.decision)
 
 
+@dataclass(kw_only=True, slots=True)
+class PlanRun(TrainRun):
+    """Say what `retrail train` with the same settings will take; no weights, no download, nothing is written.
+
+    world_sizes: numbers of GPUs to estimate the memory for.
+    steps: how many steps' batches are drawn; more tell better how long the slates get.
+    """
+
+    command: ClassVar[str] = "plan"
+
+    name: str = "plan"
+    world_sizes: list[int] = field(default_factory=lambda: [1, 8, 64])
+    steps: int = 2
+
+    def __post_init__(self) -> None:
+        TrainRun.__post_init__(self)
+        check_positive("steps", self.steps)
+        if not self.world_sizes or min(self.world_sizes) < 1:
+            raise ValueError(f"world_sizes={self.world_sizes} must list at least one number, each 1 or more")
+
+
+# Each further setting means what it means there.
+PlanRun.__doc__ = f"{PlanRun.__doc__}{(TrainRun.__doc__ or '').partition('.')[2]}"
+
 BASELINES = (
     "bm25",
     "dense",

@@ -47,6 +47,20 @@ def build_decision(
     backbone, tokenizer = load_backbone(model, device, four_bit=four_bit)
     if adapter is not None and four_bit and to_merge:
         backbone, adapter = backbone.dequantize(), replace(adapter, kind="lora")
+    network, layout = assemble(backbone, tokenizer, decision, adapter)
+    start = Path(model.path).expanduser() / HEAD
+    if network.head is not None and start.is_file():
+        load_head(network.head, start)
+    return network, layout
+
+
+def assemble(
+    backbone: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    decision: DecisionConfig,
+    adapter: AdapterConfig | None = None,
+) -> tuple[DecisionModel, SlateLayout]:
+    """The network of a loaded (or empty) backbone, with the weights set to train that training trains."""
     layout = open_layout(tokenizer, decision, backbone)
     if adapter is None:
         backbone.requires_grad_(False)
@@ -56,11 +70,7 @@ def build_decision(
     if layout.label_ids is None and lm_head.weight is not backbone.get_input_embeddings().weight:
         # A pointer head never reads it: several ranks would wait for its gradient in vain.
         lm_head.requires_grad_(False)
-    network = wrap_decision(backbone, layout)
-    start = Path(model.path).expanduser() / HEAD
-    if network.head is not None and start.is_file():
-        load_head(network.head, start)
-    return network, layout
+    return wrap_decision(backbone, layout), layout
 
 
 def load_head(head: PointerHead, file: Path) -> None:

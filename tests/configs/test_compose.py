@@ -18,6 +18,7 @@ from retrail.scripts.config import (
     CurveRun,
     EvalRun,
     ExportRun,
+    PlanRun,
     PoolsRun,
     PrepRun,
     SearchRun,
@@ -32,6 +33,7 @@ from retrail.train import config as train_config
 # Enough to run each command.
 REQUIRED = {
     TrainRun: ["name=d0", "data.path=data/x"],
+    PlanRun: ["data.path=data/x"],
     PrepRun: [],
     ExportRun: ["run=runs/d0", "to=export/d0"],
     CalibrateRun: ["retriever=export/d0", "data.path=data/x"],
