@@ -22,7 +22,7 @@ def folders(tmp_path, monkeypatch):
     export.mkdir()
     manifest = {"format_version": 1, "family": "decision", "navigate": {"keep": [2], "choose": 3}}
     (export / load.RETRIEVAL).write_text(json.dumps(manifest))
-    monkeypatch.setattr(load, "load_scorer", lambda path, device: oracle())
+    monkeypatch.setattr(load, "load_scorer", lambda path, **_: oracle())
     return tmp_path
 
 
@@ -32,7 +32,7 @@ def run(folders, *arguments):
 
 
 def test_command_fits_writes_and_reports(folders, capsys):
-    assert run(folders, "alpha=0.1") == 0
+    assert run(folders, "alpha=0.1", "confidence=null") == 0
     out = capsys.readouterr().out
     assert "survival of the gold path, alpha 0.1, 200 queries held out" in out
     assert "best fixed budget at no more candidates: keep=[" in out
@@ -43,7 +43,7 @@ def test_command_fits_writes_and_reports(folders, capsys):
     assert (stored["alpha"], stored["gold"], stored["corpus"]) == (0.1, "any", task.corpus.fingerprint)
     assert [level["alpha"] for level in stored["levels"]] == [0.05, 0.05]
     first = (folders / "c.json").read_bytes()
-    assert run(folders, "alpha=0.1", "fixed_k=[]", "holdout=0.5") == 0
+    assert run(folders, "alpha=0.1", "confidence=null", "fixed_k=[]", "holdout=0.5") == 0
     assert (folders / "c.json").read_bytes() == first
     assert "fixed budget" not in capsys.readouterr().out
 
@@ -61,7 +61,7 @@ def test_a_search_uses_the_file(folders, capsys):
     corpus = Task.open(folders / "data").corpus
     budget = SearchBudget(budget="calibrated", calibration=str(folders / "c.json"))
     retriever, description = open_retriever(str(folders / "export"), corpus, budget, "cpu")
-    assert "calibrated " in description
+    assert '"budget": "calibrated"' in description
     assert "note" not in capsys.readouterr().err
     hits = retriever.search(["q0 0/0/0", "q1 5/1/2"], k=5)
     assert len({len(h.trace[0].kept) for h in hits} | {len(h.trace[1].kept) for h in hits}) > 1
@@ -79,7 +79,9 @@ def test_a_search_uses_the_file(folders, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["alpha=0.001"], "takes at least 1999 queries a level"),
+        (["alpha=0.001", "confidence=null"], "takes at least 1999 queries a level"),
+        (["alpha=0.001"], "takes at least 5990 queries a level"),
+        (["confidence=1"], "confidence=1.0 must be above 0 and below 1, or null"),
         (["alpha=2"], "alpha=2.0 must be above 0 and below 1"),
         (["holdout=1"], "holdout=1.0 must be 0 or more and below 1"),
         (["score=luck"], "score='luck' is not a choice"),
