@@ -41,15 +41,16 @@ def prepare(run: PrepRun) -> None:
         _refuse_to_replace(out)
         written = _read(run, out)
     else:
-        if not _is_task(out):
+        if not _is_prepared(out):
             raise FileExistsError(f"out={out} is not a prepared folder, so that overwrite=true would lose other files")
         written = _replace(run, out)
-    task = None if isinstance(written, Corpus) else written
     corpus = written if isinstance(written, Corpus) else written.corpus
     print(f"{run.out}: {len(corpus):,} nodes on {corpus.num_levels} levels, {len(corpus.leaves()):,} of them leaves")
-    for split in task.splits if task else ():
-        judged = sum(1 for judgements in task.qrels(split).values() if judgements)
-        print(f"  {split}: {len(task.queries(split)):,} queries, {judged:,} of them with judgements")
+    if isinstance(written, Corpus):
+        return
+    for split in written.splits:
+        judged = sum(1 for judgements in written.qrels(split).values() if judgements)
+        print(f"  {split}: {len(written.queries(split)):,} queries, {judged:,} of them with judgements")
 
 
 def _holds_something(out: Path) -> bool:
@@ -59,12 +60,12 @@ def _holds_something(out: Path) -> bool:
 def _refuse_to_replace(out: Path) -> None:
     if not _holds_something(out):
         return
-    if _is_task(out):
+    if _is_prepared(out):
         raise FileExistsError(f"out={out} is already prepared; overwrite=true replaces it, out=... writes elsewhere")
     raise FileExistsError(f"out={out} exists and is not a prepared folder; choose another with out=...")
 
 
-def _is_task(out: Path) -> bool:
+def _is_prepared(out: Path) -> bool:
     manifest = out / "manifest.json"
     if not manifest.is_file():
         return False

@@ -25,6 +25,8 @@ REQUIRED = {
     EvalRun: ["retriever=bm25", "data.path=data/x"],
     SearchRun: ["retriever=bm25", "corpus=data/x", "query=who?"],
 }
+# What a choice itself needs beside its command's.
+CHOICE_NEEDS = {"tree": ["data.groups=2"], "update": ["data.remove=[d1]"]}
 CHOICES = [
     (command, group, choice)
     for command in REQUIRED
@@ -47,7 +49,8 @@ def test_defaults(command):
 @pytest.mark.parametrize(("command", "group", "choice"), CHOICES, ids=lambda value: getattr(value, "command", value))
 def test_every_choice_of_every_group(command, group, choice):
     path = ["path=raw"] if command is PrepRun and choice != "pydocs" else []
-    run = compose(command, [*REQUIRED[command], *path, f"{group}={choice}"])
+    needs = CHOICE_NEEDS.get(choice, [])
+    run = compose(command, [*REQUIRED[command], *path, *needs, f"{group}={choice}"])
     again = yaml.safe_load(to_yaml(run))
     for line in (CONFIGS / group / f"{choice}.yaml").read_text().splitlines():
         assert "_target_" not in line
