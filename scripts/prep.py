@@ -41,7 +41,7 @@ def prepare(run: PrepRun) -> None:
         _refuse_to_replace(out)
         written = _read(run, out)
     else:
-        if not _is_task(out):
+        if not _is_prepared(out):
             raise FileExistsError(f"out={out} is not a prepared folder, so that overwrite=true would lose other files")
         written = _replace(run, out)
     corpus = written if isinstance(written, Corpus) else written.corpus
@@ -60,12 +60,12 @@ def _holds_something(out: Path) -> bool:
 def _refuse_to_replace(out: Path) -> None:
     if not _holds_something(out):
         return
-    if _is_task(out):
+    if _is_prepared(out):
         raise FileExistsError(f"out={out} is already prepared; overwrite=true replaces it, out=... writes elsewhere")
     raise FileExistsError(f"out={out} exists and is not a prepared folder; choose another with out=...")
 
 
-def _is_task(out: Path) -> bool:
+def _is_prepared(out: Path) -> bool:
     manifest = out / "manifest.json"
     if not manifest.is_file():
         return False

@@ -45,6 +45,8 @@ REQUIRED = {
     WalksRun: ["retriever=export/d0", "data.path=data/x", "to=walks.jsonl"],
     StaticRun: ["retriever=export/d0", "corpus=data/x", "to=static/d0"],
 }
+# What a choice itself needs beside its command's.
+CHOICE_NEEDS = {"tree": ["data.groups=2"], "update": ["data.remove=[d1]"]}
 CHOICES = [
     (command, group, choice)
     for command in REQUIRED
@@ -67,8 +69,8 @@ def test_defaults(command):
 @pytest.mark.parametrize(("command", "group", "choice"), CHOICES, ids=lambda value: getattr(value, "command", value))
 def test_every_choice_of_every_group(command, group, choice):
     path = ["path=raw"] if command is PrepRun and choice != "pydocs" else []
-    path += {"tree": ["data.groups=2"], "update": ["data.remove=[a]"]}.get(choice, [])
-    run = compose(command, [*REQUIRED[command], *path, f"{group}={choice}"])
+    needs = CHOICE_NEEDS.get(choice, [])
+    run = compose(command, [*REQUIRED[command], *path, *needs, f"{group}={choice}"])
     again = yaml.safe_load(to_yaml(run))
     for line in (CONFIGS / group / f"{choice}.yaml").read_text().splitlines():
         assert "_target_" not in line
