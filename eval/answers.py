@@ -75,7 +75,8 @@ def answer_queries(
     prompts = [answer_prompt(corpus, query.text, ids) for query, ids in zip(queries, passages, strict=True)]
     completions = lm.generate(prompts, max_tokens=max_tokens)
     return [
-        Answer(query.id, completion.text.strip(), ids, completion.cost, completion.truncated)
+        # A server's JSON can hold half a character, which no file takes.
+        Answer(query.id, completion.text.encode(errors="replace").decode().strip(), ids, completion.cost, completion.truncated)
         for query, ids, completion in zip(queries, passages, completions, strict=True)
     ]
 
@@ -133,10 +134,9 @@ def _check_mass(mass_A: np.ndarray, floor: float) -> None:
     low = ~(mass_A >= max(floor, np.finfo(float).tiny))  # not a number is low too
     if low.any():
         raise LowLabelMass(
-            f"for {int(low.sum())} of {len(mass_A)} answers the judge gives yes and no together only "
-            f"{float(np.nan_to_num(mass_A).min()):.2g} of the probability or little more (min_label_mass={floor}): it "
-            "would rather say something else, so that its verdicts mean nothing. Take a judge that follows "
-            "instructions, with thinking off"
+            f"for {int(low.sum())} of {len(mass_A)} answers the judge gives yes and no together too little "
+            f"probability, down to {float(mass_A.min()):.2g} (min_label_mass={floor}): it would rather say something "
+            "else, so that its verdicts mean nothing. Take a judge that follows instructions, with thinking off"
         )
 
 

@@ -99,6 +99,10 @@ def _read(run: PrepRun, out: Path) -> Task:
         return prep_beir(
             folder, out, splits=options.splits, skip_empty=options.skip_empty, allow_dangling=options.allow_dangling
         )
+    if run.data.name == "mtrag":
+        from ..data_prep.formats.mtrag import prep_mtrag
+
+        return prep_mtrag(folder, out, domain=run.data.domain, skip_missing=run.data.skip_missing)
     return _read_multidoc2dial(run.data, folder, out)
 
 

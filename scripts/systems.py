@@ -23,7 +23,7 @@ def open_retriever(
 ) -> tuple[Retriever, str]:
     """The retriever of that name over `corpus`, and a description that changes with the model and its settings.
 
-    name: `bm25`, `dense`, or an exported folder.
+    name: `bm25`, `dense`, `generative:LM` (a walk in which a language model writes numbers), or an exported folder.
     static: a folder of `retrail static` (exported folders only).
 
     Raises:
@@ -33,6 +33,10 @@ def open_retriever(
         if static is not None:
             raise ValueError(f"static={static} has no meaning for retriever={name}; leave it out")
         return next(controls([name], corpus))[1:]
+    if name.startswith("generative:"):
+        if static is not None or budget.join is not None:
+            raise ValueError(f"retriever={name} takes neither static nor navigate.join; leave them out")
+        return _generative(name.removeprefix("generative:"), corpus, budget, device)
     from ..models.decision.calibration import check_calibration
     from ..models.load import RETRIEVAL, load, read_export
 
@@ -46,6 +50,18 @@ def open_retriever(
     # With stored slates the answers are the same within rounding, but not the cost.
     parts = ["navigation", settings_text(config), fingerprint, "static" if static else "", joined and f"with {joined}"]
     return navigator, " ".join(filter(None, parts))
+
+
+def _generative(lm: str, corpus: Corpus, budget: SearchBudget, device: str) -> tuple[Retriever, str]:
+    from ..models.config import NavigateConfig
+    from ..models.decision.generative import GenerativeScorer
+    from ..models.decision.navigate import Navigator
+    from ..models.lm import open_language_model
+    from ..models.prompts import GENERATIVE_PROMPT, prompt_hash
+
+    model, config = open_language_model(lm, device=device), budget.over(NavigateConfig())
+    about = f"generative {settings_text(config)} {prompt_hash(GENERATIVE_PROMPT)[:16]} {model.description}"
+    return Navigator(GenerativeScorer(model), corpus, config), about
 
 
 def settings_text(config: NavigateConfig) -> str:
