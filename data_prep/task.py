@@ -3,6 +3,7 @@
 - `corpus/`: a `Corpus`
 - `queries/SPLIT.jsonl`: {"id": ..., "text": ...} a line
 - `qrels/SPLIT.tsv`: BEIR judgements: query-id, corpus-id, score, with that header
+- `answers/SPLIT.jsonl`: {"id": ..., "text": ...} a line, where a split has reference answers
 - `manifest.json`: name, format version, counts, sources, checksums
 """
 
@@ -103,6 +104,14 @@ class Task:
         judged = read_qrels(self._file("qrels", split, "tsv"))
         return {query.id: judged.get(query.id, {}) for query in self.queries(split)}
 
+    def answers(self, split: str) -> dict[str, str]:
+        """Reference answers by query id, for the queries of a split that have one; {} where none has. Errors as `queries`."""
+        if split in self._splits and f"answers/{split}.jsonl" not in self._files:
+            return {}
+        file = self._file("answers", split, "jsonl")
+        rows = ((f"{file}:{number}", row) for number, row in read_jsonl(file))
+        return {require(row, "id", str, where): require(row, "text", str, where) for where, row in rows}
+
     def _file(self, folder: str, split: str, ending: str) -> Path:
         if split not in self._splits:
             raise KeyError(f"task {self.name!r} has no split {split!r}; it has: {', '.join(self.splits)}")
@@ -121,21 +130,24 @@ def write_task(
     splits: Mapping[str, tuple[Sequence[Query], Qrels]],
     source: Mapping[str, object],
     allow_dangling: bool = False,
+    answers: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Task:
     """Check and write a task folder, whole or not at all, and open it.
 
     source: where the data came from, as JSON (`files.describe_file` gives name, size and sha256 of a file).
     allow_dangling: keep judgements of documents that the corpus lacks, and count them in the manifest.
+    answers: reference answers by split and query id (None: there are none).
 
     Raises:
         FileExistsError: `path` exists and is not an empty folder.
-        ValueError: no splits, a split name that cannot be a file name, a split without queries, an empty or repeated
+        ValueError: an answer that is empty or to no query of its split; no splits, a split name that cannot be a file name, a split without queries, an empty or repeated
             query, judgements of an unknown query, or of an unknown document unless `allow_dangling`.
     """
     if not splits:
         raise ValueError(f"task {name!r} has no splits; give at least one")
     check_new_folder(path)
     counts = {split: _check_split(split, *content, corpus, allow_dangling) for split, content in splits.items()}
+    _check_answers(answers or {}, splits)
     with new_folder(path) as folder:
         (folder / "corpus").mkdir()
         corpus.write_into(folder / "corpus")
@@ -144,11 +156,14 @@ def write_task(
         files: dict[str, str] = {}
         for split, (queries, qrels) in splits.items():
             queries_name, qrels_name = f"queries/{split}.jsonl", f"qrels/{split}.tsv"
-            rows = (json.dumps({"id": query.id, "text": query.text}, ensure_ascii=False) for query in queries)
-            with (folder / queries_name).open("x", encoding="utf-8", newline="\n") as handle:
-                handle.writelines(row + "\n" for row in rows)
+            _write_texts(folder / queries_name, {query.id: query.text for query in queries})
             write_qrels(folder / qrels_name, {query.id: qrels.get(query.id, {}) for query in queries})
             files |= {part: sha256_file(folder / part) for part in (queries_name, qrels_name)}
+        for split, texts in (answers or {}).items():
+            if texts:
+                (folder / "answers").mkdir(exist_ok=True)
+                _write_texts(folder / f"answers/{split}.jsonl", texts)
+                files[f"answers/{split}.jsonl"] = sha256_file(folder / f"answers/{split}.jsonl")
         digest = hashlib.sha256(json.dumps([corpus.fingerprint, sorted(files.items())]).encode())
         manifest = {
             "format": FORMAT,
@@ -185,6 +200,22 @@ def qrels_at_level(qrels: Qrels, corpus: Corpus, level: int) -> Qrels:
             ancestor = corpus.id(path[level])
             above[ancestor] = max(relevance, above.get(ancestor, relevance))
     return lifted
+
+
+def _write_texts(file: Path, texts: Mapping[str, str]) -> None:
+    rows = (json.dumps({"id": query_id, "text": text}, ensure_ascii=False) for query_id, text in texts.items())
+    with file.open("x", encoding="utf-8", newline="\n") as handle:
+        handle.writelines(row + "\n" for row in rows)
+
+
+def _check_answers(
+    answers: Mapping[str, Mapping[str, str]], splits: Mapping[str, tuple[Sequence[Query], Qrels]]
+) -> None:
+    for split, texts in answers.items():
+        known = {query.id for query in splits[split][0]} if split in splits else set()
+        for query_id, text in texts.items():
+            if query_id not in known or not text.strip():
+                raise ValueError(f"split {split!r}: the answer to {query_id!r} is empty, or to no query of that split")
 
 
 def _check_split(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -16,6 +17,12 @@ T = TypeVar("T")
 
 KEY = "RETRAIL_LM_KEY"
 _MOST_ALTERNATIVES = 20
+
+# How the chat templates of the common families write control tokens.
+_CONTROL = re.compile(
+    r"<(?=[|｜][^<>]{1,60}[|｜]>|/?(?:s|bos|eos|think|tool_call|tool_response|start_of_turn|end_of_turn)>)"
+    r"|\[(?=/?INST\])"
+)
 
 
 class LanguageModelError(RuntimeError):
@@ -41,6 +48,8 @@ class ServerError(LanguageModelError):
 class ServedLanguageModel:
     """Chat completions, several requests in flight; the key comes from the environment and is shown nowhere.
 
+    Most servers turn control tokens in a message's text into such, so that a document could end the user's turn. A
+    space after their first character prevents that for the forms of the common families, and it cannot for others.
     Retries (429, 5xx, lost connections) are the client's: bounded, with exponential waits.
     """
 
@@ -114,7 +123,10 @@ class ServedLanguageModel:
     def _complete(self, prompt: Prompt, **settings: Any) -> Any:
         import openai
 
-        messages: Any = [{"role": "system", "content": prompt.system}, {"role": "user", "content": prompt.user}]
+        messages: Any = [
+            {"role": "system", "content": prompt.system},
+            {"role": "user", "content": plain_text(prompt.user)},
+        ]
         try:
             answer = self._client.chat.completions.create(
                 model=self._name, messages=messages, temperature=0.0, **settings
@@ -133,6 +145,11 @@ class ServedLanguageModel:
             raise ServerError(f"{self}: {error}") from error
         except ValueError as error:  # a body that is no JSON
             raise ServerError(f"{self}: an answer that is no JSON ({error})") from error
+
+
+def plain_text(text: str) -> str:
+    """The text with a space in everything that looks like a control token: `< |im_end|>`."""
+    return _CONTROL.sub(lambda match: match.group() + " ", text)
 
 
 def _cost(usage: Any) -> Cost:

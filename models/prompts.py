@@ -83,6 +83,93 @@ NONE_PROMPT = NonePrompt(version=1, question=" If none of them answers it, write
 DECISION_PROMPTS = {"navigate": _NAVIGATE, "plain": replace(_NAVIGATE, cue="")}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerativePrompt:
+    """How a language model is asked to write the numbers of candidates. `{n}` is a candidate's number, from 1.
+
+    The user's turn reads: query, candidates (a group's heading before its first), the question. `keep` asks for all
+    that are worth opening, best first; `choice` for the best one, `choice_none` too where it may be that none is right.
+    """
+
+    version: int
+    system: str
+    query: str
+    candidates: str
+    group: str
+    tag: str
+    keep: str
+    choice: str
+    choice_none: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPrompt:
+    """How a language model is asked to answer from passages. `{n}` is a passage's number, from 1."""
+
+    version: int
+    system: str
+    passage: str
+    no_passages: str
+    question: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgePrompt:
+    """How a language model is asked whether an answer agrees with a reference; it answers `yes` or `no`.
+
+    `yes` and `no` list the ways to write either as the first word of an answer; their probabilities add up.
+    """
+
+    version: int
+    system: str
+    question: str
+    yes: tuple[str, ...]
+    no: tuple[str, ...]
+
+
+GENERATIVE_PROMPT = GenerativePrompt(
+    version=1,
+    system=(
+        "You help to find passages that answer a query. You read the query and a numbered list of candidates "
+        "(sections or passages). You write numbers only, separated by commas, and nothing else."
+    ),
+    query="Query: ",
+    candidates="\n\nCandidates:\n",
+    group="# ",
+    tag="[{n}] ",
+    keep=(
+        "\nWhich candidates are worth opening to find what the query asks for? "
+        "Write their numbers, the best first. If none is, write 0."
+    ),
+    choice="\nWhich one candidate answers the query best? Write its number.",
+    choice_none=" If none of them answers it, write 0.",
+)
+
+ANSWER_PROMPT = AnswerPrompt(
+    version=1,
+    system=(
+        "You answer the last question of a user from the passages given. Use only what they say, in a few sentences. "
+        "If they do not hold the answer, say that you do not know."
+    ),
+    passage="[{n}] {passage}\n\n",
+    no_passages="(no passages were found)\n\n",
+    question="Question:\n{question}",
+)
+
+JUDGE_PROMPT = JudgePrompt(
+    version=1,
+    system=(
+        "You grade answers. You compare an answer with a reference that is right. The answer is correct if it says "
+        "what matters of the reference and contradicts none of it. You reply with one word: yes or no."
+    ),
+    question=(
+        "Question:\n{question}\n\nReference:\n{reference}\n\nAnswer:\n{answer}\n\nIs the answer correct, yes or no?"
+    ),
+    yes=("yes", "Yes"),
+    no=("no", "No"),
+)
+
+
 def decision_prompt(name: str) -> DecisionPrompt:
     """The decision prompt of that name; ValueError lists the names there are."""
     if name not in DECISION_PROMPTS:
@@ -90,7 +177,9 @@ def decision_prompt(name: str) -> DecisionPrompt:
     return DECISION_PROMPTS[name]
 
 
-def prompt_hash(prompt: DecisionPrompt | NonePrompt) -> str:
+def prompt_hash(
+    prompt: DecisionPrompt | NonePrompt | GenerativePrompt | AnswerPrompt | JudgePrompt,
+) -> str:
     """sha256 over every word of the prompt: what an exported folder stores and `load` compares."""
     return hashlib.sha256(json.dumps(asdict(prompt), sort_keys=True).encode()).hexdigest()
 

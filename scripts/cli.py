@@ -27,6 +27,7 @@ COMMANDS = {
     "export": "turn a run into a Hugging Face checkpoint",
     "calibrate": "fit budgets that keep the gold path as often as promised",
     "eval": "measure a retriever, with controls",
+    "answers": "answer queries from what retrievers find, and judge the answers",
     "curve": "how much of the first level a walk must keep, with a picture",
     "pools": "judge fixed pools with fewer or more rivals a request",
     "static": "read the upper levels of a corpus once for all searches",

@@ -153,6 +153,7 @@ READER_OPTIONS = {
     "html": ("queries", "qrels"),
     "tree": ("groups", "balanced", "branching", "encoder", "seed"),
     "update": ("add", "remove"),
+    "mtrag": ("domain", "skip_missing"),
 }
 
 
@@ -169,8 +170,9 @@ class PrepData:
     segmentation: (multidoc2dial) passages are sections (`structure`) or runs of `words` words (`token`).
     words: (multidoc2dial) words of a `token` passage; fewer makes passages more precise and the tree wider.
     domain_level: (multidoc2dial) whether domains are the root level, above the documents.
-    skip_missing: (multidoc2dial) leave out turns that are grounded in a document that is not there, instead of
-        stopping.
+    skip_missing: (multidoc2dial) leave out turns that are grounded in a document that is not there, (mtrag) queries
+        with a gold passage that is not there, instead of stopping.
+    domain: (mtrag) which of its corpora: `clapnq`, `cloud`, `fiqa`, `govt`.
     splits: (beir) which files of `qrels/` to take (null: all); (conditionalqa) of train, dev, test (null: the first
         two; test has no evidences).
     skip_empty: (beir) leave out documents without title and text, instead of stopping.
@@ -195,6 +197,7 @@ class PrepData:
     words: int = 100
     domain_level: bool = True
     skip_missing: bool = False
+    domain: str = "cloud"
     splits: list[str] | None = None
     skip_empty: bool = False
     allow_dangling: bool = False
@@ -213,6 +216,7 @@ class PrepData:
         check_choice("data.split_by", self.split_by, ("auto", "files", "hash"))
         check_choice("data.segmentation", self.segmentation, ("structure", "token"))
         check_positive("data.words", self.words)
+        check_choice("data.domain", self.domain, ("clapnq", "cloud", "fiqa", "govt"))
         for option in fields(self)[1:]:
             if option.name not in READER_OPTIONS[self.name] and getattr(self, option.name) != option.default:
                 raise ValueError(f"data.{option.name} has no meaning for data={self.name}; leave it out")
@@ -383,6 +387,52 @@ class EvalRun(Command):
         check_choice("device", self.device, ("auto", "cpu", "cuda"))
         for name in self.baselines:
             check_choice("baselines", name, BASELINES)
+
+
+@dataclass(kw_only=True, slots=True)
+class AnswersRun(Command):
+    """Answer queries from what retrievers find, and let a judge compare the answers with references.
+
+    retriever: an exported folder, `bm25`, `dense`, or `generative:LM` (see `lm`), which writes numbers as it walks.
+    split: which queries; those with a reference answer are asked (`un_questions` of mtrag).
+    lm: who answers: a folder, a Hub id, `package:smollm2`, or `server:MODEL@http://HOST:PORT/v1` for any server that
+        speaks the OpenAI API, whose key is in the environment variable RETRAIL_LM_KEY.
+    judge: who judges (null: the same model); a server must give log-probabilities.
+    top: how many passages are shown; more hold the answer more often, cost tokens and distract.
+    max_tokens: of an answer.
+    min_label_mass: the least probability that the judge must give to yes and no together.
+    baselines: retrievers in the same table, as those of `retrail eval`.
+    cache: a file that keeps what models answered, so that a stopped run goes on without paying twice (null: none).
+    limit: only a fixed sample of so many queries (null: all).
+    out: folder of answers and table (null: `answers` in the retriever's folder).
+    """
+
+    command: ClassVar[str] = "answers"
+
+    retriever: str = required("export/d0")
+    lm: str = required("package:smollm2")
+    judge: str | None = None
+    data: EvalData = field(default_factory=EvalData)
+    navigate: SearchBudget = field(default_factory=SearchBudget)
+    split: str = "un_questions"
+    top: int = 5
+    max_tokens: int = 256
+    min_label_mass: float = 0.05
+    baselines: list[str] = field(default_factory=lambda: ["bm25"])
+    cache: str | None = None
+    limit: int | None = None
+    out: str | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_text("lm", self.lm)
+        for key in ("top", "max_tokens", "limit"):
+            check_positive(key, getattr(self, key))
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        for name in self.baselines:
+            check_choice("baselines", name, BASELINES)
+        if not 0 <= self.min_label_mass < 1:
+            raise ValueError(f"min_label_mass={self.min_label_mass} must be 0 or more and below 1")
 
 
 @dataclass(kw_only=True, slots=True)

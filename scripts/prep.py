@@ -113,6 +113,10 @@ def _read(run: PrepRun, out: Path) -> Task | Corpus:
         from .prep_tree import prep_tree, prep_update
 
         return (prep_tree if run.data.name == "tree" else prep_update)(run.data, folder, out)
+    if run.data.name == "mtrag":
+        from ..data_prep.formats.mtrag import prep_mtrag
+
+        return prep_mtrag(folder, out, domain=run.data.domain, skip_missing=run.data.skip_missing)
     return _read_multidoc2dial(run.data, folder, out)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..models.protocols import DecisionScorer, Retriever
 
 
-SERVED = "served:"
+SERVED, GENERATIVE = "served:", "generative:"
 
 
 def open_retriever(
@@ -32,7 +32,8 @@ def open_retriever(
 ) -> tuple[Retriever, str]:
     """The retriever of that name over `corpus`, and a description that changes with the model and its settings.
 
-    name: `bm25`, `dense`, an exported folder, or `served:PROTOCOL:MODEL@URL`, which is asked as `served` says.
+    name: `bm25`, `dense`, an exported folder, `served:PROTOCOL:MODEL@URL`, which is asked as `served` says, or
+        `generative:LM`, a walk in which a language model writes the numbers of the candidates to keep.
     static: a folder of `retrail static`, cache_gb: memory for slates that come back (exported folders only).
 
     Raises:
@@ -47,11 +48,11 @@ def open_retriever(
     from ..models.load import RETRIEVAL, load, read_export
 
     join, joined = open_retriever(budget.join, corpus, SearchBudget(), device) if budget.join else (None, "")
-    if name.startswith(SERVED):
+    if name.startswith((SERVED, GENERATIVE)):
         if static is not None:
             raise ValueError(f"static={static} has no meaning for retriever={name}; leave it out")
         config = budget.over(NavigateConfig())
-        scorer, what = _served(name, served)
+        scorer, what = _served(name, served) if name.startswith(SERVED) else _generative(name, device)
         _note_calibration(config, what, corpus)
         navigator = Navigator(scorer, corpus, config, join=join)
     else:
@@ -71,6 +72,16 @@ def _note_calibration(config: NavigateConfig, retriever: str, corpus: Corpus) ->
     if config.budget == "calibrated":
         for note in check_calibration(str(config.calibration), retriever=retriever, corpus=corpus.fingerprint):
             print(f"note: {note}", file=sys.stderr)
+
+
+def _generative(name: str, device: str) -> tuple[DecisionScorer, str]:
+    """The scorer of `generative:LM`, and what its answers depend on."""
+    from ..models.decision.generative import GenerativeScorer
+    from ..models.lm import open_language_model
+    from ..models.prompts import GENERATIVE_PROMPT, prompt_hash
+
+    model = open_language_model(name.removeprefix(GENERATIVE), device=device)
+    return GenerativeScorer(model), f"generative {prompt_hash(GENERATIVE_PROMPT)[:16]} {model.description}"
 
 
 def settings_text(config: NavigateConfig) -> str:
@@ -119,10 +130,8 @@ def controls(
         elif navigator is None:
             raise ValueError(f"baselines=[{name}] needs a decision model: retriever=EXPORTED_FOLDER")
         elif name == "untrained":
-            if folder.startswith(SERVED):
-                raise ValueError(
-                    "baselines=[untrained] needs an exported folder; a server does not tell its base model"
-                )
+            if folder.startswith((SERVED, GENERATIVE)):
+                raise ValueError("baselines=[untrained] needs an exported folder, which tells its base model")
             yield "navigation, untrained", _untrained(folder, navigator), f"untrained {model}"
         elif name == "rerank":
             from ..models.decision.rerank import Reranker

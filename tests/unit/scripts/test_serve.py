@@ -93,7 +93,9 @@ def test_a_walk_with_a_server_equals_that_in_process():
     scorer, corpus = local_scorer(), toy_corpus()
     budget = SearchBudget(keep=[2], choose=3)
     with serving(scorer) as (url, _):
-        retriever, about = open_retriever(f"served:systemone:m@{url}", corpus, budget, "cpu", served=ServedOptions(retries=0))
+        retriever, about = open_retriever(
+            f"served:systemone:m@{url}", corpus, budget, "cpu", served=ServedOptions(retries=0)
+        )
         [there] = retriever.search(["where is jam?"], k=4)
         with pytest.raises(ValueError, match="served:PROTOCOL:MODEL@URL, e.g. served:systemone:d0@http"):
             open_retriever(f"served:systemone@{url}", corpus, budget, "cpu")
