@@ -76,6 +76,27 @@ class NonePrompt:
 
 NONE_PROMPT = NonePrompt(version=1, question=" If none of them answers it, write [0].", label="0]")
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LikelihoodPrompt:
+    """The chat in which a passage makes a query likely: the user shows the passage, the answer is the query.
+
+    Without a passage the user says `passage` alone, which asks how likely the query is anyway.
+    """
+
+    version: int
+    system: str
+    passage: str
+
+
+LIKELIHOOD_PROMPT = LikelihoodPrompt(
+    version=1,
+    system=(
+        "You read a passage of a collection and write what a user would ask to find it. "
+        "Write the user's question and nothing else."
+    ),
+    passage="Passage:",
+)
+
 # `plain` leaves the cue out: a model that is trained to match tokens reads a quarter less without it.
 DECISION_PROMPTS = {"navigate": _NAVIGATE, "plain": replace(_NAVIGATE, cue="")}
 
@@ -87,6 +108,6 @@ def decision_prompt(name: str) -> DecisionPrompt:
     return DECISION_PROMPTS[name]
 
 
-def prompt_hash(prompt: DecisionPrompt | NonePrompt) -> str:
+def prompt_hash(prompt: DecisionPrompt | NonePrompt | LikelihoodPrompt) -> str:
     """sha256 over every word of the prompt: what an exported folder stores and `load` compares."""
     return hashlib.sha256(json.dumps(asdict(prompt), sort_keys=True).encode()).hexdigest()
