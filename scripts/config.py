@@ -106,6 +106,11 @@ class TrainRun(Command):
         check_text("name", self.name)
         check_text("run_dir", self.run_dir)
         self.objective.check_fits(self.decision)
+        if self.objective.teacher == "likelihood" and self.adapter.kind == "full":
+            raise ValueError(
+                "objective.teacher=likelihood is the model without its adapter, but adapter.kind=full changes the model "
+                "itself; set adapter.kind=lora"
+            )
 
 
 @dataclass(kw_only=True, slots=True)
