@@ -6,8 +6,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from .protocols import Prompt
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,28 @@ class NonePrompt:
 
 
 NONE_PROMPT = NonePrompt(version=1, question=" If none of them answers it, write [0].", label="0]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LikelihoodPrompt:
+    """The chat in which a passage makes a query likely: the user shows the passage, the answer is the query.
+
+    Without a passage the user says `passage` alone, which asks how likely the query is anyway.
+    """
+
+    version: int
+    system: str
+    passage: str
+
+
+LIKELIHOOD_PROMPT = LikelihoodPrompt(
+    version=1,
+    system=(
+        "You read a passage of a collection and write what a user would ask to find it. "
+        "Write the user's question and nothing else."
+    ),
+    passage="Passage:",
+)
 
 # `plain` leaves the cue out: a model that is trained to match tokens reads a quarter less without it.
 DECISION_PROMPTS = {"navigate": _NAVIGATE, "plain": replace(_NAVIGATE, cue="")}
@@ -177,9 +203,7 @@ def decision_prompt(name: str) -> DecisionPrompt:
     return DECISION_PROMPTS[name]
 
 
-def prompt_hash(
-    prompt: DecisionPrompt | NonePrompt | GenerativePrompt | AnswerPrompt | JudgePrompt,
-) -> str:
+def prompt_hash(prompt: DataclassInstance) -> str:
     """sha256 over every word of the prompt: what an exported folder stores and `load` compares."""
     return hashlib.sha256(json.dumps(asdict(prompt), sort_keys=True).encode()).hexdigest()
 

@@ -107,6 +107,11 @@ class TrainRun(Command):
         check_text("name", self.name)
         check_text("run_dir", self.run_dir)
         self.objective.check_fits(self.decision)
+        if self.objective.teacher == "likelihood" and self.adapter.kind == "full":
+            raise ValueError(
+                "objective.teacher=likelihood is the model without its adapter, but adapter.kind=full changes the model "
+                "itself; set adapter.kind=lora"
+            )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -138,6 +143,7 @@ BASELINES = (
     "dense",
     "rerank",
     "untrained",
+    "likelihood",
     "flat",
     "page_by_page",
     "pointwise",
@@ -357,9 +363,10 @@ class EvalRun(Command):
     k: how deep the rankings go (null: the suite's); must reach as deep as the measures do.
     limit: only a fixed sample of so many queries (null: all).
     baselines: controls in the same table: `bm25`, `dense` (MiniLM), `rerank` (the same model over the first 100 of
-        BM25), `untrained` (the walk of the same model before training), `flat` (all pages are judged, without levels
-        above), `page_by_page` and `pointwise` (see `navigate.scoring`), `hybrid_bm25` and `hybrid_dense` (the first 20
-        of those join the last level).
+        BM25), `untrained` (the walk of the same model before training), `likelihood` (the first 100 of BM25, by how
+        likely that untrained model finds the query after each), `flat` (all pages are judged, without levels above),
+        `page_by_page` and `pointwise` (see `navigate.scoring`), `hybrid_bm25` and `hybrid_dense` (the first 20 of those
+        join the last level).
     static: a folder of `retrail static` for this retriever and corpus; its slates are read no more (null: none).
     cache_gb: memory for slates that come back in later searches, which are then read no more (candidates first only).
     out: folder of runs and tables (null: `eval/SUITE` in the retriever's folder).

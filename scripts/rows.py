@@ -12,22 +12,30 @@ if TYPE_CHECKING:
     from ..data_prep.hits import Hits
     from ..data_prep.task import Query, Task
     from ..models.decision.layout import SlateLayout
+    from ..models.decision.model import DecisionModel
     from ..train.objectives.base import Objective
     from ..train.objectives.decision_rivals import RivalSource
 
 _RETRIEVERS = ("bm25", "dense")
 
 
-def build_objective(run: TrainRun, task: Task, layout: SlateLayout) -> tuple[Objective, dict[str, str]]:
+def build_objective(
+    run: TrainRun, task: Task, layout: SlateLayout, model: DecisionModel | None = None
+) -> tuple[Objective, dict[str, str]]:
     """The objective over `task`, or over the mixture that the settings name, and what identifies its rows.
+
+    model: what is trained, whose base model teaches with objective.teacher=likelihood; without it the slates are the
+        same, and their labels mean nothing.
 
     Raises:
         FileNotFoundError: a data set or a file of rivals is not there.
         ValueError: a file that is damaged or of no data set that is trained on; names it.
     """
     from ..data_prep.task import Task
+    from ..models.decision.likelihood import QueryLikelihood
     from ..train.objectives.decision import DecisionObjective
     from ..train.objectives.decision_rivals import Rivals, gold_path_rows, rows_digest
+    from ..train.objectives.distil import DistilObjective, anchors
     from ..train.objectives.mixed import MixedObjective
 
     config, split, mix = run.objective, run.data.split, run.data.mix
@@ -35,16 +43,23 @@ def build_objective(run: TrainRun, task: Task, layout: SlateLayout) -> tuple[Obj
     queries = {path: part.queries(split) for path, part in tasks.items()}
     walked = _walked(config.walks, tasks, queries)
     sources = _sources(run, tasks, queries)
-    parts, digests = [], []
+    labelled = config.teacher == "labels"
+    teacher = None if labelled or model is None else QueryLikelihood(model.backbone, layout)
+    parts: list[DecisionObjective] = []
+    digests = []
     for path, part in tasks.items():
         rows = gold_path_rows(
             part.corpus,
             queries[path],
-            part.qrels(split),
+            part.qrels(split) if labelled else anchors(part.corpus, queries[path]),
             trained_level=config.trained_level,
             rivals=Rivals(sources[path], (config.rival_ranks[0], config.rival_ranks[1]), walked[path]),
         )
-        parts.append(DecisionObjective(rows, part.corpus, layout, config, seed=run.loop.seed, name=path))
+        of = rows, part.corpus, layout, config
+        if teacher is None:
+            parts.append(DecisionObjective(*of, seed=run.loop.seed, name=path))
+        else:
+            parts.append(DistilObjective(*of, teacher, seed=run.loop.seed, name=path))
         digests.append(rows_digest(rows))
     facts = {f"data.mix.{path}": f"{weight} of {tasks[path].fingerprint}" for path, weight in mix.items()}
     facts["rows"] = hashlib.sha256("".join(digests).encode()).hexdigest()

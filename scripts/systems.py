@@ -13,7 +13,8 @@ from .config import SearchBudget
 
 if TYPE_CHECKING:
     from ..data_prep.corpus import Corpus
-    from ..models.config import NavigateConfig, ServedOptions
+    from ..models.config import DecisionConfig, ModelConfig, NavigateConfig, ServedOptions
+    from ..models.decision.likelihood import LikelihoodScorer
     from ..models.decision.navigate import Navigator
     from ..models.protocols import DecisionScorer, Retriever
 
@@ -115,8 +116,8 @@ def controls(
 ) -> Iterator[tuple[str, Retriever, str]]:
     """(title, retriever, description) of each control.
 
-    `rerank` reads BM25's first 100 with the navigator's scorer; `untrained` walks as the navigator does, with the base
-    model of its exported `folder`; the others walk with one setting changed. All these need a navigator, which `model`
+    `rerank` reads BM25's first 100 with the navigator's scorer, `likelihood` with the query likelihood of the base model
+    of its exported `folder`; `untrained` walks as the navigator does, with that base model; the others walk with one setting changed. All these need a navigator, which `model`
     describes.
 
     Raises:
@@ -138,6 +139,13 @@ def controls(
 
             bm25 = _first("bm25", corpus, first)
             yield "rerank BM25's 100", Reranker(navigator.scorer, corpus, bm25, depth=100), f"rerank 100 {model}"
+        elif name == "likelihood":
+            from ..models.decision.rerank import Reranker
+
+            # Nothing is chosen at the end: the choice would put the sums, which rank the same, in place of the means.
+            scorer, bm25 = _likelihood(folder, navigator), _first("bm25", corpus, first)
+            reranker = Reranker(scorer, corpus, bm25, depth=100, choose=0)
+            yield "query likelihood on BM25's 100", reranker, f"likelihood 100 {model}"
         elif name.startswith("hybrid_"):
             other = _first(name.removeprefix("hybrid_"), corpus, first)
             yield f"navigation, {name.replace('_', ' with ')}", _changed(navigator, join=other), f"{name} {model}"
@@ -182,17 +190,34 @@ def _changed(navigator: Navigator, *, join: Retriever | None = None, **changes: 
 def _untrained(folder: str, navigator: Navigator) -> Navigator:
     if navigator.config.budget == "calibrated":
         raise ValueError("baselines=[untrained] cannot walk with thresholds of the trained model; leave it out")
-    from ..models.config import DecisionConfig, ModelConfig
     from ..models.decision.build import build_decision
     from ..models.decision.navigate import Navigator
     from ..models.decision.scorer import LocalScorer
+
+    scorer: LocalScorer = navigator.scorer  # type: ignore[assignment]
+    network, layout = build_decision(*_base(folder), scorer.model.device)
+    return Navigator(LocalScorer(network, layout), navigator.corpus, navigator.config, join=navigator.join)
+
+
+def _likelihood(folder: str, navigator: Navigator) -> LikelihoodScorer:
+    from ..models.backbone import load_backbone
+    from ..models.decision.build import open_layout
+    from ..models.decision.likelihood import LikelihoodScorer, QueryLikelihood
+    from ..models.decision.scorer import LocalScorer
+
+    scorer: LocalScorer = navigator.scorer  # type: ignore[assignment]
+    model, decision = _base(folder)
+    backbone, tokenizer = load_backbone(model, scorer.model.device)
+    return LikelihoodScorer(QueryLikelihood(backbone, open_layout(tokenizer, decision, backbone)))
+
+
+def _base(folder: str) -> tuple[ModelConfig, DecisionConfig]:
+    """The model that an export was trained from, and how it reads slates."""
+    from ..models.config import DecisionConfig, ModelConfig
     from ..models.load import read_export
 
     manifest = read_export(folder).manifest
-    model, decision = ModelConfig(**manifest["training"]["model"]), DecisionConfig(**manifest["contract"]["decision"])
-    scorer: LocalScorer = navigator.scorer  # type: ignore[assignment]
-    network, layout = build_decision(model, decision, scorer.model.device)
-    return Navigator(LocalScorer(network, layout), navigator.corpus, navigator.config, join=navigator.join)
+    return ModelConfig(**manifest["training"]["model"]), DecisionConfig(**manifest["contract"]["decision"])
 
 
 def file_hash(path: Path) -> str:

@@ -49,7 +49,7 @@ def run(run: TrainRun) -> int:
         torch.set_num_threads(run.runtime.threads)
     device = _own_device(pick_device(run.runtime.device))
     model, layout = build_decision(run.model, run.decision, device, run.adapter)
-    objective, rows = build_objective(run, task, layout)
+    objective, rows = build_objective(run, task, layout, model)
     result = fit(
         model,
         objective,

@@ -135,6 +135,10 @@ class FitConfig:
 class DecisionObjectiveConfig:
     """How slates are drawn for training, and what is minimised.
 
+    teacher: who says what is right: `labels`, the judgements of the data, or `likelihood`, the untrained model's own
+        log p(query | candidate): no judgement is read, every query of the split counts, and a step takes a further pass
+        of the teacher over each query and candidate (see `train/objectives/distil.py`).
+    teacher_temperature: what its log-probabilities are divided by; higher teaches more of the order below the best.
     min_candidates, max_candidates: a slate's size is drawn uniformly between them.
     queries: how many queries ask about one slate at most, each with its own right node there; more learn more a token,
         and take decision.order=candidates_first. `random_share` then is the share of their nodes that are not hard.
@@ -166,6 +170,8 @@ class DecisionObjectiveConfig:
         one by one, does not; a yes/no head is asked one more question for it, which costs another forward pass.
     """
 
+    teacher: str = "labels"
+    teacher_temperature: float = 1.0
     min_candidates: int = 6
     max_candidates: int = 12
     queries: int = 1
@@ -187,6 +193,15 @@ class DecisionObjectiveConfig:
     none_weight: float = 0.0
 
     def __post_init__(self) -> None:
+        check_choice("objective.teacher", self.teacher, ("labels", "likelihood"))
+        check_positive("objective.teacher_temperature", self.teacher_temperature)
+        if self.teacher == "likelihood":
+            for key, plain in (("none_weight", 0.0), ("positive_weights", [1.0])):
+                if getattr(self, key) != plain:
+                    raise ValueError(
+                        f"objective.{key}={getattr(self, key)} needs labels; set it to {plain} with "
+                        "objective.teacher=likelihood"
+                    )
         if not 1 <= self.min_candidates <= self.max_candidates:
             raise ValueError(
                 f"objective.min_candidates={self.min_candidates} must be between 1 and "

@@ -276,9 +276,8 @@ class SlateLayout:
 
     def _tokenize_query(self, query: str) -> tuple[array[int], int]:
         """The ids of a query, cut to the cap, and how many it has."""
-        ids, cap = self.tokenizer.data(f" {query}"), self.config.max_query_tokens
-        last = cap // 2 if self.config.query_cut == "middle" and len(ids) > cap else 0
-        return array("i", [*ids[: cap - last], *ids[len(ids) - last :]]), len(ids)
+        ids = self.tokenizer.data(f" {query}")
+        return array("i", cut_query(ids, self.config)), len(ids)
 
     def _tokenize(self, text: str) -> tuple[array[int], int]:
         """The ids of a text up to the longest cap (4 bytes each, because many are kept), and how many it has."""
@@ -293,6 +292,13 @@ class SlateLayout:
                 f"this tokenizer gives {prompt.yes!r} and {prompt.no!r} the same id {yes}; set decision.head=pointer"
             )
         return yes, no
+
+
+def cut_query(ids: Sequence[int], config: DecisionConfig) -> list[int]:
+    """The ids of a query without what `decision.query_cut` drops of a longer one than `decision.max_query_tokens`."""
+    cap = config.max_query_tokens
+    last = cap // 2 if config.query_cut == "middle" and len(ids) > cap else 0
+    return [*ids[: cap - last], *ids[len(ids) - last :]]
 
 
 @dataclass(slots=True)

@@ -175,7 +175,7 @@ class LocalScorer:
         """Indices of slates that share a forward pass: with all or none of their trunks known."""
         for known in (False, True):
             some = [n for n, trunk in enumerate(trunks) if (trunk.memory is not None) == known]
-            for group in _groups([packed[n].num_tokens for n in some], self.max_batch_tokens):
+            for group in length_groups([packed[n].num_tokens for n in some], self.max_batch_tokens):
                 yield [some[n] for n in group]
 
     def _shared(self, slates: Sequence[Slate]) -> list[list[int]]:
@@ -256,7 +256,7 @@ def _chunks(items: list[int], size: int) -> Iterator[list[int]]:
         yield items[len(items) * n // count : len(items) * (n + 1) // count]
 
 
-def _groups(lengths: Sequence[int], max_tokens: int, max_padding: float = 0.15) -> Iterator[list[int]]:
+def length_groups(lengths: Sequence[int], max_tokens: int, max_padding: float = 0.15) -> Iterator[list[int]]:
     """Indices of slates that share a forward pass: similar lengths, padded size within `max_tokens`."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     group: list[int] = []

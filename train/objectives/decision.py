@@ -29,12 +29,16 @@ _REMEMBERED_DRAWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One training slate as each of its N queries sees it, the row's own first, with labels (N, C) in float32."""
+    """One training slate as each of its N queries sees it, the row's own first, with labels (N, C) in float32.
+
+    teacher_NC: log p(query | candidate), where that is distilled.
+    """
 
     slates: tuple[Slate, ...]
     labels_NC: np.ndarray
     level: int
     name: str
+    teacher_NC: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class DecisionBatch:
     """Slates with one label a question (a query about a candidate); an empty batch carries one slate of weight zero.
 
     weight_Q: what each question counts in `bce`. weight_N: what each query of a slate counts in the other terms.
+    teacher_Q: log p(query | candidate), where that is distilled.
     """
 
     slates: SlateBatch
@@ -52,6 +57,7 @@ class DecisionBatch:
     weight_N: Tensor
     counts: Mapping[str, float]
     names: tuple[str, ...]
+    teacher_Q: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:

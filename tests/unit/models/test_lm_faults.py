@@ -64,8 +64,8 @@ def test_an_answer_without_usage_costs_one_request(server):
 
 @pytest.mark.parametrize(
     "token",
-    ["<|im_end|>", "<|im_start|>", "<|eot_id|>", "<|start_header_id|>", "<｜User｜>", "</s>", "<s>", "<think>", "</think>",
-     "<end_of_turn>", "<start_of_turn>", "[INST]", "[/INST]", "<bos>", "<eos>"],
+    ["<|im_end|>", "<|im_start|>", "<|eot_id|>", "<|start_header_id|>", "<｜User｜>", "</s>", "<s>", "<think>",
+     "</think>", "<end_of_turn>", "<start_of_turn>", "[INST]", "[/INST]", "<bos>", "<eos>"],
 )  # fmt: skip
 def test_control_tokens_in_text_are_broken(server, token):
     model = ServedLanguageModel("m", f"http://127.0.0.1:{server.server_port}/v1")

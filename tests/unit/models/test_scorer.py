@@ -9,7 +9,7 @@ from retrail.data_prep.hits import Cost
 from retrail.models.config import DecisionConfig, ModelConfig
 from retrail.models.decision.batch import SlateBatch
 from retrail.models.decision.build import build_decision
-from retrail.models.decision.scorer import LocalScorer, LowLabelMass, _groups
+from retrail.models.decision.scorer import LocalScorer, LowLabelMass, length_groups
 
 CPU = torch.device("cpu")
 
@@ -174,11 +174,11 @@ def test_scoring_spoils_no_table_that_training_needs():
 
 def test_groups_hold_similar_lengths_within_the_cap():
     lengths = [10, 100, 95, 90, 84, 50, 49, 100, 300]
-    groups = list(_groups(lengths, 300))
+    groups = list(length_groups(lengths, 300))
     assert sorted(i for group in groups for i in group) == list(range(9))
     assert [[lengths[i] for i in group] for group in groups] == [[300], [100, 100, 95], [90, 84], [50, 49], [10]]
-    assert list(_groups([], 10)) == []
-    assert list(_groups([50], 10)) == [[0]]  # one slate is never refused
+    assert list(length_groups([], 10)) == []
+    assert list(length_groups([50], 10)) == [[0]]  # one slate is never refused
 
 
 @pytest.mark.slow

@@ -1,15 +1,22 @@
 """Retrievers by name, and descriptions that tell evaluations apart."""
 
 import dataclasses
+import math
 
 import pytest
-from decision_toy import toy_corpus
-from fakes import FakeScorer
+import torch
+from decision_toy import tiny_decision, toy_corpus
+from fakes import FakeScorer, make_slate
 
 from retrail.models.config import NavigateConfig, PriceConfig
 from retrail.models.decision.calibration import Calibration, LevelThreshold, walk_settings, write_calibration
+from retrail.models.decision.likelihood import QueryLikelihood
 from retrail.models.decision.navigate import Navigator
+from retrail.models.decision.slates import node_candidate
+from retrail.models.load import load
+from retrail.models.protocols import Slate
 from retrail.scripts.systems import VARIANTS, controls, settings_text
+from retrail.train.export import ExportFacts, export_decision
 
 
 def test_every_setting_of_a_walk_changes_its_description(tmp_path):
@@ -65,3 +72,27 @@ def test_flat_begins_with_the_parents_of_leaves():
         num_levels = 4
 
     assert VARIANTS["flat"](Deep()) == {"start_level": 2}
+
+
+def test_likelihood_reads_with_the_base_model(tmp_path):
+    corpus = toy_corpus()
+    model, layout = tiny_decision(head="yes_no")
+    training = {"model": {"path": "tiny:llama", "dtype": "float32"}}
+    facts = ExportFacts(name="toy", navigate=NavigateConfig(), training=training, data={}, metrics={})
+    likely = QueryLikelihood(model.backbone, layout)
+    query = "jam is on page 2"
+    candidates = [node_candidate(corpus, row) for row in corpus.leaves()]
+    gains = likely.read([Slate(query, tuple(candidates))])[0].gains_C
+    expected = {c.id: 1 / (1 + math.exp(-gain)) for c, gain in zip(candidates, gains, strict=True)}
+    with torch.no_grad():
+        model.backbone.get_input_embeddings().weight.mul_(-0.5)  # the export is another model than its base
+    export_decision(model, layout, tmp_path / "export", facts, [make_slate(3)])
+    folder = str(tmp_path / "export")
+    navigator = load(folder, corpus, device="cpu")
+    [(title, retriever, description)] = controls(["likelihood"], corpus, navigator, folder, "model")
+    assert (title, description) == ("query likelihood on BM25's 100", "likelihood 100 model")
+    [hits] = retriever.search([query], k=3)
+    assert hits.ids and dict(zip(hits.ids, hits.scores, strict=True)) == pytest.approx(
+        {node: expected[node] for node in hits.ids}, abs=1e-6
+    )
+    assert len(hits.trace) == 1 and set(hits.trace[0].ids) <= set(expected)

@@ -1,0 +1,104 @@
+"""A start without labels: the model's own query likelihood, distilled into the decision head.
+
+An untrained model ranks passages far better by log p(query | passage) than by its yes/no answers. So the base model,
+its adapter switched off, scores each slate's candidates one by one, and the head learns to give the same order in one
+packed pass. No judgement is read: slates are drawn around what BM25 finds first for each query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...data_prep.corpus import Corpus
+from ...data_prep.examples import DecisionRow
+from ...data_prep.task import Qrels, Query
+from ...models.bm25 import BM25
+from ...models.decision.layout import SlateLayout
+from ...models.decision.likelihood import QueryLikelihood
+from ..config import DecisionObjectiveConfig
+from ..losses import bce_sum, distil_sum
+from .base import Batch, LossParts
+from .decision import DecisionBatch, DecisionObjective, Example
+
+_AT_ONCE = 256
+
+
+def anchors(corpus: Corpus, queries: Sequence[Query]) -> Qrels:
+    """The node that BM25 finds first for each query, in the form of a judgement; {} where it finds none.
+
+    It decides which slates are drawn (it stands on them, with others around it), and is no label.
+    """
+    bm25 = BM25.from_corpus(corpus)
+    found: Qrels = {}
+    for start in range(0, len(queries), _AT_ONCE):
+        part = queries[start : start + _AT_ONCE]
+        hits = bm25.search([query.text for query in part], k=1)
+        found |= {query.id: dict.fromkeys(hit.ids, 1) for query, hit in zip(part, hits, strict=True)}
+    return found
+
+
+class DistilObjective(DecisionObjective):
+    """KL divergence from the teacher's softmax over each slate, and cross-entropy to its P(yes) of each candidate.
+
+    Terms: `listwise` (and `choice`, for the multiple-choice question of a yes/no head): KL of the head's softmax from
+    softmax(log p(query | candidate) / objective.teacher_temperature); `bce`: to `LikelihoodScorer.yes`. The teacher
+    reads every slate when it is drawn and nothing else at that time, so its answers, like all of a row, follow from
+    (seed, epoch, row), and a resumed run is the unbroken one.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[DecisionRow],
+        corpus: Corpus,
+        layout: SlateLayout,
+        config: DecisionObjectiveConfig,
+        teacher: QueryLikelihood,
+        *,
+        seed: int = 0,
+        name: str = "",
+    ) -> None:
+        """`rows` from `gold_path_rows` of `anchors`; else as `DecisionObjective`."""
+        super().__init__(rows, corpus, layout, config, seed=seed, name=name)
+        self.teacher = teacher
+
+    def example(self, row: int, epoch: int) -> Example:
+        """The slate of a row in an epoch, with the teacher's answers as labels."""
+        drawn = super().example(row, epoch)
+        read = self.teacher.read(drawn.slates)
+        yes_NC = np.stack([1 / (1 + np.exp(-likelihood.gains_C)) for likelihood in read])
+        sums_NC = np.stack([likelihood.sums_C for likelihood in read])
+        return replace(drawn, labels_NC=yes_NC.astype(np.float32), teacher_NC=sums_NC)
+
+    def batch(self, drawn: Sequence[Example]) -> DecisionBatch:
+        """The microbatch of these slates."""
+        batch = super().batch(drawn)
+        sums = [example.teacher_NC.ravel() for example in drawn if example.teacher_NC is not None]
+        teacher_Q = torch.from_numpy(np.concatenate(sums)) if sums else torch.zeros(len(batch.labels_Q))
+        return replace(batch, teacher_Q=teacher_Q.float())
+
+    def loss(self, model: nn.Module, batch: Batch) -> LossParts:
+        """Sums of each term from one forward pass; `batch` comes from `collate`."""
+        assert isinstance(batch, DecisionBatch) and batch.teacher_Q is not None
+        device = next(model.parameters()).device
+        yes_Q, choice_Q = model(batch.slates.to(device), batch.choices.to(device) if batch.choices else None)
+        teacher_Q, query_Q = batch.teacher_Q.to(device), batch.query_Q.to(device)
+        weight_N = batch.weight_N.to(device)
+
+        def from_teacher(logits_Q: Tensor) -> Tensor:
+            temperature = self.config.teacher_temperature
+            return distil_sum(logits_Q, teacher_Q, query_Q, len(weight_N), weight_N, temperature)
+
+        sums = {
+            "bce": bce_sum(yes_Q, batch.labels_Q.to(device), batch.weight_Q.to(device)),
+            "listwise": from_teacher(yes_Q),
+        }
+        if choice_Q is not None:
+            sums["choice"] = from_teacher(choice_Q)
+        if not batch.names:
+            return LossParts({name: value * 0.0 for name, value in sums.items()})
+        return LossParts(sums)
