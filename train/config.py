@@ -193,15 +193,8 @@ class DecisionObjectiveConfig:
     none_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        check_choice("objective.teacher", self.teacher, ("labels", "likelihood"))
-        check_positive("objective.teacher_temperature", self.teacher_temperature)
-        if self.teacher == "likelihood":
-            for key, plain in (("none_weight", 0.0), ("positive_weights", [1.0])):
-                if getattr(self, key) != plain:
-                    raise ValueError(
-                        f"objective.{key}={getattr(self, key)} needs labels; set it to {plain} with "
-                        "objective.teacher=likelihood"
-                    )
+        self._check_teacher()
+        self._check_weights()
         if not 1 <= self.min_candidates <= self.max_candidates:
             raise ValueError(
                 f"objective.min_candidates={self.min_candidates} must be between 1 and "
@@ -218,6 +211,19 @@ class DecisionObjectiveConfig:
             raise ValueError(f"objective.easy_rows={self.easy_rows} must be 0 or more")
         if len(self.rival_ranks) != 2 or not 1 <= self.rival_ranks[0] <= self.rival_ranks[1]:
             raise ValueError(f"objective.rival_ranks={self.rival_ranks} must be a first and a last rank, from 1")
+
+    def _check_teacher(self) -> None:
+        check_choice("objective.teacher", self.teacher, ("labels", "likelihood"))
+        check_positive("objective.teacher_temperature", self.teacher_temperature)
+        if self.teacher == "likelihood":
+            for key, plain in (("none_weight", 0.0), ("positive_weights", [1.0])):
+                if getattr(self, key) != plain:
+                    raise ValueError(
+                        f"objective.{key}={getattr(self, key)} needs labels; set it to {plain} with "
+                        "objective.teacher=likelihood"
+                    )
+
+    def _check_weights(self) -> None:
         for key in ("level_weights", "positive_weights"):
             values = getattr(self, key)
             if not values or not all(0.0 < value < float("inf") for value in values):
