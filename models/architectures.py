@@ -65,7 +65,7 @@ def _settings(config: ModelConfig) -> PretrainedConfig:
     if config.path.startswith("tiny:"):
         return tiny_twin(config.path.removeprefix("tiny:"), torch.device("cpu"), torch.float32, "sdpa")[0].config
     if config.path in ARCHITECTURES:
-        return AutoConfig.for_model(**ARCHITECTURES[config.path])  # type: ignore[no-any-return]
+        return AutoConfig.for_model(**ARCHITECTURES[config.path])
     path = resolve(config.path)
     try:
         return AutoConfig.from_pretrained(path, revision=config.revision, local_files_only=True)  # type: ignore[no-any-return]
