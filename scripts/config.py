@@ -157,8 +157,8 @@ READER_OPTIONS = {
     "conditionalqa": ("documents", "splits"),
     "markdown": ("queries", "qrels"),
     "html": ("queries", "qrels"),
-    "tree": ("groups", "balanced", "branching", "encoder", "seed"),
-    "update": ("add", "remove"),
+    "tree": ("groups", "balanced", "branching", "encoder", "seed", "summaries"),
+    "update": ("add", "remove", "summaries"),
     "mtrag": ("domain", "skip_missing"),
 }
 
@@ -189,6 +189,9 @@ class PrepData:
     groups: (tree) how many k-means groups to put above the pages; more makes each smaller and the first level wider.
     balanced: (tree) groups differ in size by at most one.
     branching: (tree) instead of groups, as many levels as it takes with so many children a node.
+    summaries: (tree, update) a language model that writes one sentence about each group, or each that changed: a
+        folder, a Hub id, `package:smollm2` or `server:MODEL@http://HOST:PORT/v1` (null: titles say what is inside).
+        What it wrote is kept in a file beside `out`, so that nothing is asked twice.
     encoder: (tree) a sentence-transformers model for title and first sentence, as of the dense baseline.
     seed: (tree) of k-means.
     add: (update) JSON Lines file of pages to put in: `_id`, `title`, `text`, `parent` for what is below a page.
@@ -213,6 +216,7 @@ class PrepData:
     balanced: bool = False
     branching: int | None = None
     encoder: str = "package:minilm"
+    summaries: str | None = None
     seed: int = 0
     add: str | None = None
     remove: list[str] | None = None

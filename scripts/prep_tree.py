@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ def prep_tree(data: PrepData, folder: Path, out: Path, encode: Encode | None = N
     else:
         assert data.branching is not None
         tree = balanced_tree(corpus, vectors, data.branching, seed=data.seed, encoder=data.encoder)
-    return _write(tree, folder, out)
+    return _write(_summarised(tree, data.summaries, out), folder, out)
 
 
 def prep_update(data: PrepData, folder: Path, out: Path, encode: Encode | None = None) -> Task | Corpus:
@@ -65,7 +65,8 @@ def prep_update(data: PrepData, folder: Path, out: Path, encode: Encode | None =
         texts = [page_text(node.title, node.text) for node in nodes if node.parent is None]
         updates.append(add_documents(tree, nodes, (encode or open_encode(tree.encoder))(texts)))
         tree = updates[-1].tree
-    written = _write(tree, folder, out)
+    stale = {group.id for update in updates for group in update.stale}
+    written = _write(_summarised(tree, data.summaries, out, stale), folder, out)
     for update in updates:
         for group_id in update.dropped:
             print(f"  dropped: {group_id} holds no page any more")
@@ -108,6 +109,20 @@ def open_encode(name: str) -> Encode:
         return vectors
 
     return encode
+
+
+def _summarised(tree: Tree, name: str | None, out: Path, only: Collection[str] | None = None) -> Tree:
+    """The tree with a sentence by the language model of that name about each group, or about those of `only`."""
+    if name is None:
+        return tree
+    from ..models.lm import open_language_model
+    from ..models.summaries import summarise_groups
+
+    cache = out.with_name(f"{out.name}.summaries.jsonl")
+    summaries = summarise_groups(tree, open_language_model(name), cache, only=only)
+    for group_id in summaries.failed:
+        print(f"  no sentence for {group_id}: it keeps its titles")
+    return summaries.tree
 
 
 def _corpus_folder(folder: Path) -> Path:

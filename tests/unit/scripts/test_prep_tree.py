@@ -100,3 +100,32 @@ def test_bad_additions(tmp_path, row, match):
     (tmp_path / "add.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(ValueError, match=match):
         prep_tree.read_nodes(tmp_path / "add.jsonl")
+
+
+def test_a_language_model_writes_the_groups_once(task, tmp_path, encoder, capsys, monkeypatch):
+    from retrail.models import lm
+    from retrail.models.protocols import Completion
+
+    class Writer:
+        description = "writer"
+        asked = 0
+
+        def generate(self, prompts, *, max_tokens, schema=None):
+            Writer.asked += len(prompts)
+            return [Completion(f"About {len(p.user.splitlines())} pages. And more.") for p in prompts]
+
+    monkeypatch.setattr(lm, "open_language_model", lambda name: Writer())
+    arguments = ("data=tree", f"path={task}", "data.groups=4", "data.balanced=true", "data.summaries=any")
+    assert run(*arguments, f"out={tmp_path / 'tree'}") == 0
+    corpus = Task.open(tmp_path / "tree").corpus
+    assert {corpus.text(row) for row in corpus.children(None)} == {"About 2 pages."} and Writer.asked <= 4
+    asked = Writer.asked
+    (tmp_path / "tree.summaries.jsonl").rename(tmp_path / "again.summaries.jsonl")
+    assert run(*arguments, f"out={tmp_path / 'again'}") == 0
+    assert Writer.asked == asked
+    # Only what changed is asked about after an update.
+    assert run("data=update", f"path={tmp_path / 'tree'}", f"out={tmp_path / 'new'}", "data.remove=[d5]",
+               "data.summaries=any") == 0  # fmt: skip
+    assert Writer.asked == asked + 1
+    corpus = Task.open(tmp_path / "new").corpus
+    assert sorted(corpus.text(row) for row in corpus.children(None)) == ["About 1 pages."] + ["About 2 pages."] * 3
