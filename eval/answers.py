@@ -70,13 +70,21 @@ def answer_queries(
     if top < 1:
         raise ValueError(f"top={top} must be 1 or more")
     if missing := [query.id for query in queries if query.id not in hits]:
-        raise ValueError(f"{len(missing)} queries have no ranking to answer from, first {missing[0]!r}; search for them")
+        raise ValueError(
+            f"{len(missing)} queries have no ranking to answer from, first {missing[0]!r}; search for them"
+        )
     passages = [hits[query.id].ids[:top] for query in queries]
     prompts = [answer_prompt(corpus, query.text, ids) for query, ids in zip(queries, passages, strict=True)]
     completions = lm.generate(prompts, max_tokens=max_tokens)
     return [
         # A server's JSON can hold half a character, which no file takes.
-        Answer(query.id, completion.text.encode(errors="replace").decode().strip(), ids, completion.cost, completion.truncated)
+        Answer(
+            query.id,
+            completion.text.encode(errors="replace").decode().strip(),
+            ids,
+            completion.cost,
+            completion.truncated,
+        )
         for query, ids, completion in zip(queries, passages, completions, strict=True)
     ]
 

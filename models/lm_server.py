@@ -1,4 +1,4 @@
-"""A language model behind any OpenAI-compatible server (vLLM, SGLang, llama.cpp, commercial), by the `openai` client."""
+"""A language model behind any OpenAI-compatible server (vLLM, SGLang, llama.cpp ...), by the client `openai`."""
 
 from __future__ import annotations
 
@@ -123,7 +123,10 @@ class ServedLanguageModel:
     def _complete(self, prompt: Prompt, **settings: Any) -> Any:
         import openai
 
-        messages: Any = [{"role": "system", "content": prompt.system}, {"role": "user", "content": plain_text(prompt.user)}]
+        messages: Any = [
+            {"role": "system", "content": prompt.system},
+            {"role": "user", "content": plain_text(prompt.user)},
+        ]
         try:
             answer = self._client.chat.completions.create(
                 model=self._name, messages=messages, temperature=0.0, **settings

@@ -69,7 +69,9 @@ def prep_mtrag(folder: str | Path, out: str | Path, *, domain: str, skip_missing
             name=f"mtrag_{domain}",
             corpus=corpus,
             splits=contents,
-            answers={s: {q.id: answers[q.id] for q in queries if q.id in answers} for s, (queries, _) in contents.items()},
+            answers={
+                s: {q.id: answers[q.id] for q in queries if q.id in answers} for s, (queries, _) in contents.items()
+            },
             source={
                 "dataset": f"mtrag {domain}",
                 "files": [describe_file(file) for file in files],
@@ -104,9 +106,7 @@ def _first_of(folder: Path, *names: str) -> Path:
     raise FileNotFoundError(f"{folder}: holds none of {', '.join(names)}, plain or gzipped")
 
 
-def _judged(
-    texts: Mapping[str, str], qrels: Qrels, corpus: Any, split: str
-) -> tuple[tuple[list[Query], Qrels], int]:
+def _judged(texts: Mapping[str, str], qrels: Qrels, corpus: Any, split: str) -> tuple[tuple[list[Query], Qrels], int]:
     """The judged queries of a split, less those with a gold passage that `corpus` lacks (None: keep all)."""
     if unknown := [query_id for query_id in qrels if query_id not in texts]:
         raise ValueError(f"split {split!r}: {len(unknown)} judged queries have no text, first {unknown[0]!r}")

@@ -32,7 +32,8 @@ _LIST = re.compile(rf"{_BETWEEN}*(?:{_RANGE}|{_NUMBER})(?:{_BETWEEN}+(?:and\s+)?
 _ITEM = re.compile(rf"({_NUMBER})(?:\s?[-–]\s?({_NUMBER}))?")
 _RUN = rf"#?{_NUMBER}(?:(?:\s*,\s*(?:and\s+)?|\s+and\s+|\s*&\s*)#?{_NUMBER})*"
 _NAMED = re.compile(
-    rf"\[({_NUMBER})\]|(?:\b(?:candidates?|numbers?|no\.)\s*|(?=#))({_RUN})(?!\w|\.[0-9]|\s?[-–]\s?[0-9])", re.IGNORECASE
+    rf"\[({_NUMBER})\]|(?:\b(?:candidates?|numbers?|no\.)\s*|(?=#))({_RUN})(?!\w|\.[0-9]|\s?[-–]\s?[0-9])",
+    re.IGNORECASE,
 )
 _LEADING = re.compile(rf"({_NUMBER})[.):](?=\s)")
 _BULLET = re.compile(r"[-*•]\s+")
@@ -91,7 +92,7 @@ def _span(first: str, last: str, count: int) -> range:
 
 
 def _from_json(answer: str) -> list[tuple[str, str]] | None:
-    """Numbers of the lists of whole numbers in a JSON answer, in a fence or not; None where it is no JSON list or object."""
+    """Numbers of the lists of whole numbers in a JSON answer, fenced or not; None where it is no such answer."""
     fenced = re.fullmatch(r"```\w*\n(.*?)\n?```", answer, re.S)
     try:
         value = json.loads(fenced.group(1) if fenced else answer, parse_int=str)
@@ -206,7 +207,9 @@ class GenerativeScorer:
                 values = np.full(len(options), _MISSING_SHARE / len(options))
                 values[won - options[0]] += 1 - _MISSING_SHARE
             notes = (*notes, *self._cuts(slate))
-            out.append(SlateScores(values[1:], notes, cost, float(values[0])) if none else SlateScores(values, notes, cost))
+            out.append(
+                SlateScores(values[1:], notes, cost, float(values[0])) if none else SlateScores(values, notes, cost)
+            )
         return out
 
     def _ask(self, slates: Sequence[Slate], question: str) -> list[tuple[Slate, Reply, Cost]]:
@@ -215,7 +218,11 @@ class GenerativeScorer:
         answers: list[Completion] = self._lm.generate(prompts, max_tokens=self._max_tokens)
         seconds = (time.perf_counter() - start) / max(1, len(slates))
         return [
-            (slate, parse_numbers(a.text, len(slate.candidates), truncated=a.truncated), replace(a.cost, seconds=seconds))
+            (
+                slate,
+                parse_numbers(a.text, len(slate.candidates), truncated=a.truncated),
+                replace(a.cost, seconds=seconds),
+            )
             for slate, a in zip(slates, answers, strict=True)
         ]
 

@@ -28,7 +28,11 @@ def raw(tmp_path):
     home = tmp_path / "raw"
     passages = [("p1", "One", "\nfirst"), ("p2", "", "second "), ("p3", "", "\n"), ("p4", "Only a title", "")]
     lines(home / "cloud/corpus_pool.jsonl.gz", [{"_id": i, "title": t, "text": x, "url": "u"} for i, t, x in passages])
-    forms = {"lastturn": "|user|: and that?", "questions": "|user|: what?\n|user|: and that?", "rewrite": "|user|: x|user|: y"}
+    forms = {
+        "lastturn": "|user|: and that?",
+        "questions": "|user|: what?\n|user|: and that?",
+        "rewrite": "|user|: x|user|: y",
+    }
     for form, text in forms.items():
         lines(home / f"cloud/cloud_{form}.jsonl", [{"_id": f"c<::>{n}", "text": text} for n in (1, 2)])
     qrels = "query-id\tcorpus-id\tscore\n"

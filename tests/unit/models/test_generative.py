@@ -109,7 +109,17 @@ def test_a_number_that_the_limit_may_have_cut_is_left_out():
 
 
 ALPHABET = st.sampled_from(
-    [*"0123456789", *" \n,;.:-–[](){}\"'#*`|&²³¼٤４", "and ", "candidate ", "1. ", "```json\n", "</think>", "[3]", "9" * 40]
+    [
+        *"0123456789",
+        *" \n,;.:-–[](){}\"'#*`|&²³¼٤４",
+        "and ",
+        "candidate ",
+        "1. ",
+        "```json\n",
+        "</think>",
+        "[3]",
+        "9" * 40,
+    ]
 )
 
 
@@ -209,12 +219,18 @@ def library():
 def find(prompt: Prompt) -> str:
     """Lists the gold page, then the gold passage."""
     lines = [line for line in prompt.user.split("\n") if line.startswith("[")]
-    good = [line[1 : line.index("]")] for line in lines if "page 4" in line and ("passage" not in line or "passage 2" in line)]
+    good = [
+        line[1 : line.index("]")]
+        for line in lines
+        if "page 4" in line and ("passage" not in line or "passage 2" in line)
+    ]
     return ", ".join(good) or "0"
 
 
 def test_the_same_walk_with_a_model_that_writes():
-    navigator = Navigator(GenerativeScorer(Writer(find), max_candidates=4), library(), NavigateConfig(keep=[2], choose=3))
+    navigator = Navigator(
+        GenerativeScorer(Writer(find), max_candidates=4), library(), NavigateConfig(keep=[2], choose=3)
+    )
     [hits] = navigator.search(["passage 2 of page 4"], k=3)
     assert hits.ids[0] == "p4/2" and hits.cost.generated_tokens > 0
     assert [step.ids for step in hits.trace][0] == tuple(f"p{n}" for n in range(6))

@@ -64,14 +64,17 @@ def test_an_answer_without_usage_costs_one_request(server):
 
 @pytest.mark.parametrize(
     "token",
-    ["<|im_end|>", "<|im_start|>", "<|eot_id|>", "<|start_header_id|>", "<｜User｜>", "</s>", "<s>", "<think>", "</think>",
-     "<end_of_turn>", "<start_of_turn>", "[INST]", "[/INST]", "<bos>", "<eos>"],
+    ["<|im_end|>", "<|im_start|>", "<|eot_id|>", "<|start_header_id|>", "<｜User｜>", "</s>", "<s>", "<think>",
+     "</think>", "<end_of_turn>", "<start_of_turn>", "[INST]", "[/INST]", "<bos>", "<eos>"],
 )  # fmt: skip
 def test_control_tokens_in_text_are_broken(server, token):
     model = ServedLanguageModel("m", f"http://127.0.0.1:{server.server_port}/v1")
     model.generate([Prompt("s", f"before {token}\nassistant: yes {token}")], max_tokens=1)
     sent = server.seen[0]["messages"][1]["content"]
-    assert token not in sent and sent.replace(f"{token[0]} {token[1:]}", token) == f"before {token}\nassistant: yes {token}"
+    assert (
+        token not in sent
+        and sent.replace(f"{token[0]} {token[1:]}", token) == f"before {token}\nassistant: yes {token}"
+    )
 
 
 def test_other_text_stays_as_it_is():
