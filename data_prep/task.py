@@ -105,7 +105,7 @@ class Task:
         return {query.id: judged.get(query.id, {}) for query in self.queries(split)}
 
     def answers(self, split: str) -> dict[str, str]:
-        """Reference answers by query id, for those queries of a split that have one. Errors as `queries`."""
+        """Reference answers by query id; queries without one are left out. Errors as `queries`."""
         if split in self._splits and f"answers/{split}.jsonl" not in self._files:
             return {}
         file = self._file("answers", split, "jsonl")
@@ -140,9 +140,9 @@ def write_task(
 
     Raises:
         FileExistsError: `path` exists and is not an empty folder.
-        ValueError: an answer that is empty or to no query of its split; no splits, a split name that cannot be a file
-            name, a split without queries, an empty or repeated query, judgements of an unknown query, or of an unknown
-            document unless `allow_dangling`.
+        ValueError: no splits, a split name that cannot be a file name, a split without queries, an empty or repeated
+            query, judgements of an unknown query, or of an unknown document unless `allow_dangling`, an answer that is
+            empty or to no query of its split.
     """
     if not splits:
         raise ValueError(f"task {name!r} has no splits; give at least one")

@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from ..corpus import Node, build_corpus
+from ..corpus import Corpus, Node, build_corpus
 from ..files import check_new_folder, describe_file, scratch_folder
 from ..task import Qrels, Query, Task, write_task
 from .beir import read_queries
@@ -106,7 +105,9 @@ def _first_of(folder: Path, *names: str) -> Path:
     raise FileNotFoundError(f"{folder}: holds none of {', '.join(names)}, plain or gzipped")
 
 
-def _judged(texts: Mapping[str, str], qrels: Qrels, corpus: Any, split: str) -> tuple[tuple[list[Query], Qrels], int]:
+def _judged(
+    texts: Mapping[str, str], qrels: Qrels, corpus: Corpus | None, split: str
+) -> tuple[tuple[list[Query], Qrels], int]:
     """The judged queries of a split, less those with a gold passage that `corpus` lacks (None: keep all)."""
     if unknown := [query_id for query_id in qrels if query_id not in texts]:
         raise ValueError(f"split {split!r}: {len(unknown)} judged queries have no text, first {unknown[0]!r}")

@@ -92,7 +92,7 @@ def _span(first: str, last: str, count: int) -> range:
 
 
 def _from_json(answer: str) -> list[tuple[str, str]] | None:
-    """Numbers of the lists of whole numbers in a JSON answer, fenced or not; None where it is no list or object."""
+    """Numbers of the lists of whole numbers in a JSON answer, fenced or not; None where it is no such answer."""
     fenced = re.fullmatch(r"```\w*\n(.*?)\n?```", answer, re.S)
     try:
         value = json.loads(fenced.group(1) if fenced else answer, parse_int=str)

@@ -165,11 +165,10 @@ def test_command(tmp_path, capsys):
     write(tmp_path, {"dev": {"q1": "In May.", "q2": "The office."}})
     arguments = ["answers", "retriever=bm25", f"data.path={tmp_path / 'task'}", "lm=tiny:llama", "device=cpu", "top=1"]
     arguments += ["max_tokens=4", "baselines=[]", f"out={tmp_path / 'out'}", f"cache={tmp_path / 'c.db'}"]
-    assert main([*arguments, "split=dev"]) == 2  # random weights say neither yes nor no
-    assert "min_label_mass=0.05" in capsys.readouterr().err
     assert main([*arguments, "split=dev", "min_label_mass=0"]) == 0
     assert "| bm25 |" in capsys.readouterr().out
     rows = [json.loads(line) for line in (tmp_path / "out/bm25.jsonl").read_text().splitlines()]
+    assert all(0 <= row["p_correct"] <= 1 for row in rows)
     assert [(row["id"], row["reference"], row["passages"]) for row in rows] == [
         ("q1", "In May.", ["a"]),
         ("q2", "The office.", ["b"]),
