@@ -76,6 +76,7 @@ class NonePrompt:
 
 NONE_PROMPT = NonePrompt(version=1, question=" If none of them answers it, write [0].", label="0]")
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LikelihoodPrompt:
     """The chat in which a passage makes a query likely: the user shows the passage, the answer is the query.

@@ -124,7 +124,7 @@ class QueryLikelihood:
             self.backbone.train(was_training)
 
     def _log_probs(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Tensor:
-        """log p of the second part of each pair after the first (N,), float64; pairs of similar length share a pass."""
+        """Log p of the second part of each pair after the first (N,), float64; pairs of similar length share a pass."""
         sums_N = torch.zeros(len(pairs), dtype=torch.float64, device=self.device)
         for group in length_groups([len(a) + len(b) for a, b in pairs], self.max_batch_tokens):
             rows = [pairs[n][0] + pairs[n][1] for n in group]

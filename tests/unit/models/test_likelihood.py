@@ -138,7 +138,9 @@ def test_damaged_weights_are_named():
 
 
 def test_reranks_what_another_retriever_found(tiny):
-    corpus = Corpus.from_nodes([Node("p", None, "page", "all"), *(Node(f"n{n}", "p", "", "word " * n) for n in (1, 2, 3))])
+    corpus = Corpus.from_nodes(
+        [Node("p", None, "page", "all"), *(Node(f"n{n}", "p", "", "word " * n) for n in (1, 2, 3))]
+    )
 
     class First:
         def search(self, queries, *, k):
