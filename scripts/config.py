@@ -108,8 +108,8 @@ class TrainRun(Command):
         self.objective.check_fits(self.decision)
         if self.objective.teacher == "likelihood" and self.adapter.kind == "full":
             raise ValueError(
-                "objective.teacher=likelihood is the model without its adapter, but adapter.kind=full changes the model "
-                "itself; set adapter.kind=lora"
+                "objective.teacher=likelihood is the model without its adapter, but adapter.kind=full changes the "
+                "model itself; set adapter.kind=lora"
             )
 
 

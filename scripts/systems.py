@@ -62,9 +62,9 @@ def controls(
 ) -> Iterator[tuple[str, Retriever, str]]:
     """(title, retriever, description) of each control.
 
-    `rerank` reads BM25's first 100 with the navigator's scorer, `likelihood` with the query likelihood of the base model
-    of its exported `folder`; `untrained` walks as the navigator does, with that base model; the others walk with one setting changed. All these need a navigator, which `model`
-    describes.
+    `rerank` reads BM25's first 100 with the navigator's scorer, `likelihood` with the query likelihood of the base
+    model of its exported `folder`; `untrained` walks as the navigator does, with that base model; the others walk with
+    one setting changed. All these need a navigator, which `model` describes.
 
     Raises:
         ValueError: one of these without a navigator.
