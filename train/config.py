@@ -229,17 +229,6 @@ class DecisionObjectiveConfig:
             if not values or not all(0.0 < value < float("inf") for value in values):
                 raise ValueError(f"objective.{key}={values} must list at least one number, each above 0")
 
-    def _check_teacher(self) -> None:
-        check_choice("objective.teacher", self.teacher, ("labels", "likelihood"))
-        check_positive("objective.teacher_temperature", self.teacher_temperature)
-        if self.teacher == "likelihood":
-            for key, plain in (("none_weight", 0.0), ("positive_weights", [1.0])):
-                if getattr(self, key) != plain:
-                    raise ValueError(
-                        f"objective.{key}={getattr(self, key)} needs labels; set it to {plain} with "
-                        "objective.teacher=likelihood"
-                    )
-
     def check_fits(self, decision: DecisionConfig) -> None:
         """Raise ValueError where the model that these slates train could not be shown them."""
         if self.max_candidates > decision.max_candidates:
