@@ -14,6 +14,7 @@ from retrail.scripts import config as command_config
 from retrail.scripts.cli import COMMANDS
 from retrail.scripts.compose import ConfigError, compose, to_yaml
 from retrail.scripts.config import (
+    AnswersRun,
     CalibrateRun,
     CurveRun,
     EvalRun,
@@ -38,6 +39,7 @@ REQUIRED = {
     ExportRun: ["run=runs/d0", "to=export/d0"],
     CalibrateRun: ["retriever=export/d0", "data.path=data/x"],
     EvalRun: ["retriever=bm25", "data.path=data/x"],
+    AnswersRun: ["retriever=bm25", "lm=package:smollm2", "data.path=data/x"],
     CurveRun: ["retriever=export/d0", "data.path=data/x"],
     PoolsRun: ["retriever=export/d0", "data.path=data/x"],
     ServeRun: ["retriever=export/d0"],
