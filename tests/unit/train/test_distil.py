@@ -102,7 +102,7 @@ def test_loss_falls(head, queries):
         loss.backward()
         optimizer.step()
         losses.append(float(loss))
-    # By its best step: at this rate the three queries' loss turns up again, and random weights leave yes/no little room.
+    # By its best step: with three queries it turns up again, and random weights leave yes/no little room.
     assert min(losses) < 0.9 * losses[0]
 
 
