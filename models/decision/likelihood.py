@@ -140,7 +140,7 @@ class QueryLikelihood:
             target_R = ids.to(self.device)[row_R, place_R]
             which_R = torch.tensor(group, device=self.device)[row_R]
             for part in torch.arange(len(row_R), device=self.device).split(_ROWS_AT_ONCE):
-                logits = self.backbone.get_output_embeddings()(states[row_R[part], place_R[part] - 1]).float()  # type: ignore[misc,operator]
+                logits = self.backbone.get_output_embeddings()(states[row_R[part], place_R[part] - 1]).float()
                 logp = -functional.cross_entropy(logits, target_R[part], reduction="none")
                 sums_N.index_add_(0, which_R[part], logp.double())
         return sums_N
