@@ -205,8 +205,9 @@ class NavigateConfig:
         for key in ("anchors", "start_level", "join_depth"):
             if getattr(self, key) < 0:
                 raise ValueError(f"navigate.{key}={getattr(self, key)} must be 0 or more")
-        if not 0 <= self.choose <= 255:
-            raise ValueError(f"navigate.choose={self.choose} must be between 0 and 255")
+        most = 254 if self.answerable else 255  # options of one request, none-of-these among them
+        if not 0 <= self.choose <= most:
+            raise ValueError(f"navigate.choose={self.choose} must be between 0 and {most}")
         if not 0 <= self.path_weight < float("inf"):
             raise ValueError(f"navigate.path_weight={self.path_weight} must be a number of 0 or more")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -35,11 +36,23 @@ class CachedLanguageModel:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS)
         try:
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
-            self._db.commit()
+            self._prepare()
         except sqlite3.DatabaseError as error:
             raise ValueError(f"{path}: not a cache of answers ({error}); choose another file or remove it") from error
+
+    def _prepare(self) -> None:
+        """Make the table. Of several processes that open a new file at once, one switches it to WAL; others wait."""
+        deadline = time.monotonic() + _BUSY_SECONDS
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode=WAL")
+                break
+            except sqlite3.OperationalError:  # sqlite does not wait for this lock by itself
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+        self._db.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        self._db.commit()
 
     @property
     def description(self) -> str:

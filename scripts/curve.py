@@ -51,6 +51,7 @@ def run(run: CurveRun) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=max(160, Console().width))
     everything = [*results.values(), reference]
     console.print(compare_table(everything, title=f"{task.name}: share of the first level that stays"))
+    out.mkdir(parents=True, exist_ok=True)
     write_text(out / "curve.md", markdown_table(everything) + "\n")
     points = [(share, result.values[run.metric], result.tokens_per_query) for share, result in results.items()]
     write_json(out / "curve.json", [result.as_dict() for result in everything])

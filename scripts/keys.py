@@ -77,11 +77,15 @@ def _default(item: Field[object]) -> object:
 
 
 def _field_docs(cls: type) -> dict[str, str]:
-    """What the class docstring says of each field, from its `name: text` or `name, name: text` paragraphs."""
+    """What the docstrings of a class and those that it extends say of each field.
+
+    From their `name: text` or `name, name: text` paragraphs.
+    """
     names = {item.name for item in fields(typing.cast(typing.Any, cls))}
     docs: dict[str, list[str]] = {}
     current: list[str] = []
-    for line in (cls.__doc__ or "").splitlines():
+    texts = [base.__dict__.get("__doc__") or "" for base in reversed(cls.__mro__)]
+    for line in "\n\n".join(texts).splitlines():
         head = re.match(r" {4}([a-z0-9_]+(?:, [a-z0-9_]+)*): (.*)", line)
         found = [name for name in head[1].split(", ") if name in names] if head else []
         if head and found:

@@ -47,6 +47,7 @@ def run(run: PoolsRun) -> int:
     for line in lines:
         console.print(line, highlight=False)
     out = Path(run.out) if run.out else Path(run.retriever) / "pools"
+    out.mkdir(parents=True, exist_ok=True)
     write_text(out / "pools.md", markdown_table(results) + "\n" + "\n".join(f"- {line}" for line in lines) + "\n")
     print(f"table: {out / 'pools.md'}")
     return 0

@@ -154,11 +154,6 @@ class ServedScorer:
         """The slate with its long texts cut, and what was cut."""
         if not slate.candidates:
             raise ValueError(f"a slate for the query {slate.query[:60]!r} has no candidates")
-        seen: set[str] = set()
-        for candidate in slate.candidates:
-            if candidate.id in seen:
-                raise ValueError(f"candidate {candidate.id!r} stands twice in one slate; leave one out")
-            seen.add(candidate.id)
         cut = [self._cut(candidate) for candidate in slate.candidates]
         return Slate(slate.query, tuple(c for c, _ in cut)), tuple(note for _, note in cut if note)
 

@@ -134,9 +134,9 @@ def test_the_walk_is_printed_as_it_goes(tree, capsys, monkeypatch):
     yes, choose = LocalScorer.yes, LocalScorer.choose
 
     def watched(original):
-        def call(self, slates):
+        def call(self, slates, **options):
             seen.append(capsys.readouterr().out)
-            return original(self, slates)
+            return original(self, slates, **options)
 
         return call
 

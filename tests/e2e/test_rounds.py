@@ -64,7 +64,7 @@ def refused(capsys, *arguments):
 def test_walks_are_what_the_navigator_judged(first):
     task = Task.open(first / "a")
     header, found = read_walks(first / "w.jsonl", task.corpus)
-    assert header["split"] == "train" and "keep=[2]" in header["retriever"]
+    assert header["split"] == "train" and '"keep": [2]' in header["retriever"]
     assert not (first / "w.jsonl.part").exists()
     queries = task.queries("train")
     assert {walk.query_id for walk in found} == {query.id for query in queries}

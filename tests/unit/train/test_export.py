@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ def test_what_the_folder_says_of_itself(exported):
     manifest = json.loads((folder / "retrieval.json").read_text())
     assert manifest["family"] == "decision" and manifest["format_version"] == 1
     assert manifest["dtype"] == "torch.float32"
-    assert manifest["navigate"] == {"keep": [3, 2], "choose": 2, "path_weight": 0.0}
+    assert manifest["navigate"] == asdict(NavigateConfig(keep=[3, 2], choose=2))
     assert manifest["metrics"] == FACTS.metrics and manifest["data"] == FACTS.data
     assert manifest["training"] == FACTS.training
     assert manifest["contract"]["decision"]["head"] == "pointer"
