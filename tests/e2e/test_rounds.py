@@ -14,6 +14,7 @@ from retrail.data_prep.task import Task
 from retrail.data_prep.walks import read_walks
 from retrail.eval.dense import DenseRetriever
 from retrail.models.bm25 import BM25
+from retrail.models.config import NavigateConfig
 from retrail.models.decision.navigate import Navigator
 from retrail.models.load import load, load_scorer
 from retrail.scripts.cli import main
@@ -68,8 +69,7 @@ def test_walks_are_what_the_navigator_judged(first):
     assert not (first / "w.jsonl.part").exists()
     queries = task.queries("train")
     assert {walk.query_id for walk in found} == {query.id for query in queries}
-    navigator = load(first / "e0", task.corpus, device="cpu")
-    navigator.config.keep = [2]
+    navigator = load(first / "e0", task.corpus, device="cpu", navigate=NavigateConfig(keep=[2]))
     for walk, hits in zip(found[:6], navigator.search([walk.query for walk in found[:6]], k=5), strict=True):
         for part, step in zip(walk.levels, hits.trace, strict=False):
             assert set(part.ids) == set(step.ids)
