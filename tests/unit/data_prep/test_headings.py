@@ -96,6 +96,26 @@ def test_broken_html_gives_its_text(text):
     assert not any("x" in part for section in parse_html(text).sections for part in section.paragraphs)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<h2>A<p>b</p><p>c", [("A", "b\n\nc")]),  # the heading is never closed
+        ("<h2><p>A</p></h2>b", [("A", "b")]),
+        ("<nav><nav>x</nav>y</nav>b", [("", "b")]),
+        ("<nav>x<svg>y</nav>b", [("", "b")]),
+        ("<nav>menu<h1>A</h1><p>b", [("", "menu"), ("A", "b")]),  # nor is the navigation
+        ("<nav>menu<script>x()</script><p>b", [("", "menu\n\nb")]),
+        ('<div role="navigation">x<div>y</div>z</div>b', [("", "b")]),
+        ('<div class="old toc"><ul><li>x<nav><div>y</div></nav>z</ul></div>b', [("", "b")]),
+        ('<body class="toc"><p class="toc">b', [("", "b")]),
+        ('<div class="protocol">b</div>', [("", "b")]),
+    ],
+)
+def test_navigation_and_what_is_never_closed(text, expected):
+    found = [(section.title, "\n\n".join(section.paragraphs)) for section in parse_html(text).sections]
+    assert [pair for pair in found if any(pair)] == expected
+
+
 def test_folders_are_levels(tmp_path):
     (tmp_path / "x" / "y").mkdir(parents=True)
     (tmp_path / "x" / "y" / "p.md").write_text("words only")
@@ -139,5 +159,6 @@ def test_queries_make_a_task(tmp_path):
 def test_debian_faq(data_dir):
     corpus = Corpus.from_nodes(html_nodes(data_dir / "hier_docs" / "debian-faq"))
     assert len(corpus.children(None)) == 17
+    assert not any("Table of Contents" in corpus.text(row) for row in range(len(corpus)))
     row = corpus.row("basic-defs.en.html#whatisdebian")
     assert corpus.title(row).endswith("What is Debian GNU/Linux?") and corpus.is_leaf(row)
