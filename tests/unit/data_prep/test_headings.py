@@ -69,10 +69,26 @@ def test_markdown_tree(tmp_path):
         ("```\ncode\n```\n---\n", []),
         ("```\n\n# still code\n", []),
         ("---\nno end", []),
+        ("---\n---\n# x\n", ["x"]),
+        ("---\nSome text\n---\n# x\n", ["Some text", "x"]),
+        ("---\nlayout: wide\n# y\n---\n# x\n", ["x"]),
+        ("- ```\n  # c\n  ```\n# x\n", ["x"]),
+        ("1. ~~~\n    # c\n       ~~~\n# x\n", ["x"]),
+        ("``` a\n# c\n``` b\n# d\n```\n# x\n", ["x"]),
+        ("<!-- # a\n# b\n-->\n# x\n<!-- c -->\n# y\n", ["x", "y"]),
+        ("<!-- a -->\n\nOne\n---\n", ["One"]),
+        ("```\n<!--\n```\n# x\n", ["x"]),
     ],
 )
 def test_what_is_a_markdown_heading(text, titles):
     assert [section.title for section in parse_markdown(text).sections[1:]] == titles
+
+
+def test_markdown_comments_are_no_text():
+    sections = parse_markdown("# A\n<!-- hidden\n\nmore -->\ntext\n\n<!-- never closed\n# B").sections
+    assert [(section.title, section.paragraphs) for section in sections[1:]] == [
+        ("A", ["text", "<!-- never closed\n# B"])
+    ]
 
 
 def test_html_tree(tmp_path):
