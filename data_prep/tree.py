@@ -6,7 +6,7 @@ Letters: P pages, G groups, D dimensions. Pages are the root level of the corpus
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -253,10 +253,10 @@ def _group_node(corpus: Corpus, vectors_PD: Floats, group_id: str, parent: str |
 def _assemble(corpus: Corpus, vectors_PD: Floats, above: Sequence[Node], parents: dict[int, str], encoder: str) -> Tree:
     """`above`, then the corpus with each page under its group."""
 
-    def nodes() -> list[Node]:
-        below = [corpus.node(row) for row in range(len(corpus))]
-        pages = [Node(node.id, parents[row], node.title, node.text) for row, node in enumerate(below[: len(parents)])]
-        return [*above, *pages, *below[len(parents) :]]
+    def nodes() -> Iterator[Node]:  # one by one: what is below the pages may be millions of texts
+        yield from above
+        for row, node in enumerate(corpus):
+            yield Node(node.id, parents.get(row, node.parent), node.title, node.text)
 
     used = set(parents.values())
     group_ids = tuple(node.id for node in above if node.id in used)
