@@ -6,8 +6,7 @@ Letters: P pages, G groups, D dimensions. Pages are the root level of the corpus
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from .corpus import Corpus, Node
 from .files import new_folder
 from .formats.jsonio import read_json, require
+from .sentences import first_sentence
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -28,7 +28,6 @@ TITLES_IN_TITLE = 3
 TITLES_IN_TEXT = 10
 _BLOCK_SCORES = 16_000_000  # similarities held at once: 64 MB
 _BALANCE_ROUNDS = 3
-_SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +89,7 @@ class Tree:
 
 def page_text(title: str, text: str) -> str:
     """What an encoder reads of a page: its title and the first sentence of its text."""
-    flat = " ".join(text.split())
-    end = _SENTENCE_END.search(flat)
-    sentence = flat[: end.end()] if end else flat
+    sentence = first_sentence(text)
     return sentence if not title or sentence == title else f"{title}. {sentence}"
 
 
@@ -256,10 +253,10 @@ def _group_node(corpus: Corpus, vectors_PD: Floats, group_id: str, parent: str |
 def _assemble(corpus: Corpus, vectors_PD: Floats, above: Sequence[Node], parents: dict[int, str], encoder: str) -> Tree:
     """`above`, then the corpus with each page under its group."""
 
-    def nodes() -> list[Node]:
-        below = [corpus.node(row) for row in range(len(corpus))]
-        pages = [Node(node.id, parents[row], node.title, node.text) for row, node in enumerate(below[: len(parents)])]
-        return [*above, *pages, *below[len(parents) :]]
+    def nodes() -> Iterator[Node]:  # one by one: what is below the pages may be millions of texts
+        yield from above
+        for row, node in enumerate(corpus):
+            yield Node(node.id, parents.get(row, node.parent), node.title, node.text)
 
     used = set(parents.values())
     group_ids = tuple(node.id for node in above if node.id in used)

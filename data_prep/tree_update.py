@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +61,7 @@ def add_documents(tree: Tree, nodes: Iterable[Node], vectors: npt.ArrayLike) -> 
     groups = [tree.group_ids[group] for group in nearest(vectors_PD, tree.centroids_GD)]
     group_of = {page.id: group for page, group in zip(pages, groups, strict=True)}
     placed = [Node(n.id, n.parent or group_of[n.id], n.title, n.text) for n in new]
-    corpus = Corpus.from_nodes([*tree.corpus, *placed])
+    corpus = Corpus.from_nodes(chain(tree.corpus, placed))
     after = Tree(corpus, tree.group_ids, tree.centroids_GD, tree.encoder)
     return Update(after, _stale(tree, Counter(groups), Counter(), set()), ())
 
@@ -88,7 +89,7 @@ def remove_documents(tree: Tree, ids: Sequence[str]) -> Update:
     dropped = _empty_groups(tree, gone)
     if len(dropped & groups) == len(groups):
         raise ValueError("no page would be left; a corpus needs one")
-    kept = [corpus.node(row) for row in range(len(corpus)) if row not in gone and corpus.id(row) not in dropped]
+    kept = (node for row, node in enumerate(corpus) if row not in gone and node.id not in dropped)
     stay = [number for number, group_id in enumerate(tree.group_ids) if group_id not in dropped]
     left = tuple(tree.group_ids[number] for number in stay)
     after = Tree(Corpus.from_nodes(kept), left, np.ascontiguousarray(tree.centroids_GD[stay]), tree.encoder)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..data_prep.corpus import Corpus
 from ..data_prep.formats.jsonio import read_jsonl, require
+from ..data_prep.sentences import first_sentence
 from ..data_prep.tree import Tree
 from ..data_prep.tree_update import group_rows
 from .prompts import SUMMARY_PROMPT_VERSION, summary_prompt
@@ -19,7 +20,7 @@ from .protocols import LanguageModel
 
 MAX_TITLE_CHARACTERS = 120
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]+")
-_SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\be\.g)(?<!\bi\.e)[.!?][\"')\]]*(?=\s|$)")
+_LIST_MARK = re.compile(r"(?:[-*\u2022]|\d+[.)])(?:\s+|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +114,13 @@ def _ask(lm: LanguageModel, titles: Sequence[tuple[str, ...]], cache: _Cache) ->
 
 
 def one_sentence(reply: str) -> str:
-    """The first sentence of a reply on one line, without control characters; "" where there are no letters in it."""
+    """The first sentence of a reply on one line, without control characters or the mark of a list before it.
+
+    It is "" where there are no letters or digits in it.
+    """
     flat = " ".join(_CONTROL.sub(" ", reply).split())
-    end = _SENTENCE_END.search(flat)
-    sentence = flat[: end.end()] if end else flat
+    mark = _LIST_MARK.match(flat)
+    sentence = first_sentence(flat[mark.end() :] if mark else flat)
     return sentence if any(character.isalnum() for character in sentence) else ""
 
 

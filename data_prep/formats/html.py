@@ -10,7 +10,13 @@ from .headings import Page, Section, folder_nodes
 
 ENDINGS = (".html", ".htm", ".xhtml")
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
-_DROPPED = {"script", "style", "nav", "template", "noscript", "svg"}
+_CODE = {"script", "style"}
+_DROPPED = _CODE | {"nav", "template", "noscript", "svg"}
+# Navigation without a tag of its own, as documentation builders mark it; on elements that need an end tag only.
+_NAVIGATION = {"navigation", "doc-toc", "toc", "navheader", "navfooter", "navbar", "breadcrumb", "breadcrumbs"}
+_CONTAINERS = {"div", "table", "ul", "ol", "dl", "section", "aside", "header", "footer"}
+# What cannot stand in a heading, so that it ends one whose end tag is missing.
+_ENDS_HEADING = {"p", "ul", "ol", "dl", "table", "pre", "blockquote", "section", "article", "main", "form", "figure"}
 _INLINE = set(
     "a abbr acronym b bdi bdo big cite code data del dfn em font i img ins kbd label mark q ruby s samp small span "
     "strike strong sub sup time tt u var wbr".split()
@@ -24,17 +30,27 @@ def html_nodes(folder: str | Path) -> list[Node]:
 
 
 def parse_html(text: str) -> Page:
-    """Sections of an HTML text, without scripts, styles and navigation; entities are decoded."""
-    parser = _Parser()
-    parser.feed(text)
-    parser.close()
-    parser.finish()
+    """Sections of an HTML text, without scripts, styles and navigation; entities are decoded.
+
+    Where navigation is never closed it is kept: the page would be lost with it.
+    """
+    parser = _read(text, _Parser())
+    if parser.is_dropping:
+        parser = _read(text, _Parser(keep_navigation=True))
     return Page(parser.title, parser.sections)
 
 
+def _read(text: str, parser: _Parser) -> _Parser:
+    parser.feed(text)
+    parser.close()
+    parser.finish()
+    return parser
+
+
 class _Parser(HTMLParser):
-    def __init__(self) -> None:
+    def __init__(self, *, keep_navigation: bool = False) -> None:
         super().__init__(convert_charrefs=True)
+        self._keep_navigation = keep_navigation
         self.title = ""
         self.sections = [Section(0, "")]
         self._dropping: list[str] = []
@@ -45,11 +61,13 @@ class _Parser(HTMLParser):
         self._words: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in _DROPPED or (self._dropping and tag == self._dropping[-1]):
+        if tag in self._dropping or self._is_dropped(tag, attrs):
             self._dropping.append(tag)
         if self._dropping:
             return
         anchor = next((value for name, value in attrs if name == "id" and value), "")
+        if self._heading and tag in _ENDS_HEADING and "".join(self._words).strip():
+            self._flush()
         if tag in _HEADINGS:
             self._flush()
             self._heading, self._anchor = tag, anchor
@@ -66,10 +84,16 @@ class _Parser(HTMLParser):
         elif tag not in _INLINE:
             self._flush()
 
+    def _is_dropped(self, tag: str, attrs: list[tuple[str, str | None]]) -> bool:
+        if self._keep_navigation:
+            return tag in _CODE
+        marks = {word for name, value in attrs if name in ("class", "role") and value for word in value.split()}
+        return tag in _DROPPED or (tag in _CONTAINERS and bool(marks & _NAVIGATION))
+
     def handle_endtag(self, tag: str) -> None:
         if self._dropping:
-            if tag in self._dropping:
-                del self._dropping[self._dropping.index(tag) :]
+            while tag in self._dropping and self._dropping.pop() != tag:
+                pass
             return
         if tag == "title" and self._in_title:
             self.title = self.title or " ".join("".join(self._words).split())
@@ -84,6 +108,11 @@ class _Parser(HTMLParser):
     def handle_data(self, data: str) -> None:
         if not self._dropping:
             self._words.append(data if self._preformatted else data.replace("\n", " "))
+
+    @property
+    def is_dropping(self) -> bool:
+        """Whether something is left out that has not ended."""
+        return bool(self._dropping)
 
     def finish(self) -> None:
         """Take what an unclosed element held."""

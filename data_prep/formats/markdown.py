@@ -10,10 +10,13 @@ from .headings import Page, Section, folder_nodes
 
 ENDINGS = (".md", ".markdown")
 _ATX = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$")
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)$")
+_FENCE = re.compile(r" {0,3}(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)?(`{3,}|~{3,})(.*)$")  # also as the start of a list item
+_FENCE_END = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*$")
 _SETEXT = re.compile(r" {0,3}(=+|-+)[ \t]*$")
+_RULE = re.compile(r" {0,3}(?:-{3,}|\*{3,}|_{3,})[ \t]*$")
 _NO_PARAGRAPH = re.compile(r" {0,3}(?:[-*+>]|\d+[.)])[ \t]|(?: {4}|\t)|\|| {0,3}(?:`{3}|~{3})")
 _ANCHOR = re.compile(r"\s*\{#([^\s}]+)[^}]*\}\s*$")
+_KEY = re.compile(r"[\w.-]+[ \t]*:(?:\s|$)|#")
 _TITLE = re.compile(r"title:[ \t]*(.+?)[ \t]*$")
 
 
@@ -23,12 +26,12 @@ def markdown_nodes(folder: str | Path) -> list[Node]:
 
 
 def parse_markdown(text: str) -> Page:
-    """Sections of a Markdown text; marks of emphasis and links stay as they are written."""
+    """Sections of a Markdown text; marks of emphasis and links stay as they are written, comments do not."""
     title, lines = _front_matter(text.split("\n"))
     parser = _Parser()
     for line in lines:
         parser.read(line)
-    parser.close()
+    parser.finish()
     return Page(title, parser.sections)
 
 
@@ -37,15 +40,17 @@ class _Parser:
         self.sections = [Section(0, "")]
         self._block: list[str] = []
         self._fence = ""
+        self._comment: list[str] = []
 
     def read(self, line: str) -> None:
         """Take the next line."""
-        mark = _FENCE.match(line)
         if self._fence:
             self._block.append(line)
-            if mark and mark[1].startswith(self._fence) and not mark[2].strip():
+            if (end := _FENCE_END.match(line)) and end[1].startswith(self._fence):
                 self._fence = ""
-        elif mark and not (mark[1][0] == "`" and "`" in mark[2]):
+        elif self._comment or line.lstrip().startswith("<!--"):
+            self._read_comment(line)
+        elif (mark := _FENCE.match(line)) and not (mark[1][0] == "`" and "`" in mark[2]):
             self._fence = mark[1]
             self._block.append(line)
         elif found := _ATX.match(line):
@@ -55,10 +60,23 @@ class _Parser:
             words = " ".join(part.strip() for part in self._block)
             self._block.clear()
             self._heading(1 if under[1][0] == "=" else 2, words)
-        elif line.strip():
-            self._block.append(line)
-        else:
+        elif not line.strip() or (_RULE.match(line) and not self._block):
             self.close()
+        else:
+            self._block.append(line)
+
+    def _read_comment(self, line: str) -> None:
+        self._comment.append(line)
+        _, end, after = line.partition("-->")
+        if end:
+            self._comment.clear()
+            if after.strip():
+                self.read(after)
+
+    def finish(self) -> None:
+        """Take what is still open: a comment without an end is text."""
+        self._block += self._comment
+        self.close()
 
     def close(self) -> None:
         """End the paragraph, if there is one."""
@@ -77,7 +95,8 @@ def _front_matter(lines: list[str]) -> tuple[str, list[str]]:
     if not lines or lines[0].rstrip() != "---":
         return "", lines
     end = next((i for i, line in enumerate(lines[1:], start=1) if line.rstrip() in ("---", "...")), None)
-    if end is None:
+    first = next((line for line in lines[1:end] if line.strip()), None)
+    if end is None or (first is not None and not _KEY.match(first)):  # a text between two rules
         return "", lines
     found = next((match[1] for line in lines[1:end] if (match := _TITLE.match(line))), "")
     if len(found) > 1 and found[0] == found[-1] and found[0] in "\"'":

@@ -69,10 +69,26 @@ def test_markdown_tree(tmp_path):
         ("```\ncode\n```\n---\n", []),
         ("```\n\n# still code\n", []),
         ("---\nno end", []),
+        ("---\n---\n# x\n", ["x"]),
+        ("---\nSome text\n---\n# x\n", ["Some text", "x"]),
+        ("---\nlayout: wide\n# y\n---\n# x\n", ["x"]),
+        ("- ```\n  # c\n  ```\n# x\n", ["x"]),
+        ("1. ~~~\n    # c\n       ~~~\n# x\n", ["x"]),
+        ("``` a\n# c\n``` b\n# d\n```\n# x\n", ["x"]),
+        ("<!-- # a\n# b\n-->\n# x\n<!-- c -->\n# y\n", ["x", "y"]),
+        ("<!-- a -->\n\nOne\n---\n", ["One"]),
+        ("```\n<!--\n```\n# x\n", ["x"]),
     ],
 )
 def test_what_is_a_markdown_heading(text, titles):
     assert [section.title for section in parse_markdown(text).sections[1:]] == titles
+
+
+def test_markdown_comments_are_no_text():
+    sections = parse_markdown("# A\n<!-- hidden\n\nmore -->\ntext\n\n<!-- never closed\n# B").sections
+    assert [(section.title, section.paragraphs) for section in sections[1:]] == [
+        ("A", ["text", "<!-- never closed\n# B"])
+    ]
 
 
 def test_html_tree(tmp_path):
@@ -94,6 +110,26 @@ def test_html_tree(tmp_path):
 def test_broken_html_gives_its_text(text):
     assert any("b" in part for section in parse_html(text).sections for part in (section.title, *section.paragraphs))
     assert not any("x" in part for section in parse_html(text).sections for part in section.paragraphs)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<h2>A<p>b</p><p>c", [("A", "b\n\nc")]),  # the heading is never closed
+        ("<h2><p>A</p></h2>b", [("A", "b")]),
+        ("<nav><nav>x</nav>y</nav>b", [("", "b")]),
+        ("<nav>x<svg>y</nav>b", [("", "b")]),
+        ("<nav>menu<h1>A</h1><p>b", [("", "menu"), ("A", "b")]),  # nor is the navigation
+        ("<nav>menu<script>x()</script><p>b", [("", "menu\n\nb")]),
+        ('<div role="navigation">x<div>y</div>z</div>b', [("", "b")]),
+        ('<div class="old toc"><ul><li>x<nav><div>y</div></nav>z</ul></div>b', [("", "b")]),
+        ('<body class="toc"><p class="toc">b', [("", "b")]),
+        ('<div class="protocol">b</div>', [("", "b")]),
+    ],
+)
+def test_navigation_and_what_is_never_closed(text, expected):
+    found = [(section.title, "\n\n".join(section.paragraphs)) for section in parse_html(text).sections]
+    assert [pair for pair in found if any(pair)] == expected
 
 
 def test_folders_are_levels(tmp_path):
@@ -139,5 +175,6 @@ def test_queries_make_a_task(tmp_path):
 def test_debian_faq(data_dir):
     corpus = Corpus.from_nodes(html_nodes(data_dir / "hier_docs" / "debian-faq"))
     assert len(corpus.children(None)) == 17
+    assert not any("Table of Contents" in corpus.text(row) for row in range(len(corpus)))
     row = corpus.row("basic-defs.en.html#whatisdebian")
     assert corpus.title(row).endswith("What is Debian GNU/Linux?") and corpus.is_leaf(row)
