@@ -82,6 +82,11 @@ def test_same_seed_same_tree_and_round_trip(tmp_path):
     opened = Tree.open(tmp_path / "tree")
     assert (opened.group_ids, opened.encoder) == (trees[0].group_ids, "e")
     np.testing.assert_array_equal(opened.centroids_GD, trees[0].centroids_GD)
+    (tmp_path / "tree" / "groups.json").write_text(
+        (tmp_path / "tree" / "groups.json").read_text().replace(trees[0].corpus.fingerprint, "0" * 64)
+    )
+    with pytest.raises(ValueError, match="those of another corpus"):
+        Tree.open(tmp_path / "tree")
     flat(3).save(tmp_path / "flat")
     with pytest.raises(FileNotFoundError, match="data=tree"):
         Tree.open(tmp_path / "flat")
@@ -121,6 +126,32 @@ def test_equal_pages_and_titles():
 def test_page_text():
     assert page_text("T", "One two.  Three.") == "T. One two."
     assert page_text("", "v1.2 is out\nnow") == "v1.2 is out now"
+
+
+def test_a_group_is_named_by_what_is_nearest_its_centre():
+    vectors = np.array([[1, 0.5], [1, 0.1], [1, -0.3], [1, 0.2], [1, 0]])
+    tree = cluster_pages(flat(5), vectors, 1)
+    names = [f"title {i}" for i in sorted(range(5), key=lambda i: -float(_cosine(vectors[i], vectors)))]
+    assert tree.corpus.title(0) == "; ".join(names[:3]) and tree.corpus.text(0) == "; ".join(names)
+
+
+def _cosine(vector, vectors):
+    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    mean = units.mean(axis=0)
+    return vector @ mean / np.linalg.norm(vector) / np.linalg.norm(mean)
+
+
+def test_only_directions_count():
+    vectors = np.random.default_rng(4).normal(size=(30, 4))
+    lengths = np.random.default_rng(5).uniform(0.1, 50, size=(30, 1))
+    plain, scaled = (cluster_pages(flat(30), v, 4, balanced=True) for v in (vectors, vectors * lengths))
+    assert plain.corpus.fingerprint == scaled.corpus.fingerprint
+
+
+def test_what_is_below_a_page_goes_with_it():
+    corpus = Corpus.from_nodes([*flat(4), Node("p", "d0", "", "part"), Node("pp", "p", "", "part of part")])
+    update = remove_documents(cluster_pages(corpus, blobs([2, 2]), 2), ["d0"])
+    assert not any(node in update.tree.corpus for node in ("d0", "p", "pp")) and "d1" in update.tree.corpus
 
 
 def test_updates_equal_a_brute_force_twin():
@@ -168,6 +199,8 @@ def test_bad_updates():
         add_documents(tree, [Node("d1", None, "", "x")], np.ones((1, 8)))
     with pytest.raises(ValueError, match="3 dimensions, the tree's 8"):
         add_documents(tree, [Node("x", None, "", "x")], np.ones((1, 3)))
+    with pytest.raises(ValueError, match="parent 'd0', which is not in the corpus"):  # though the tree has one
+        add_documents(tree, [Node("x", None, "", "x"), Node("y", "d0", "", "y")], np.ones((1, 8)))
     with pytest.raises(KeyError, match="absent"):
         remove_documents(tree, ["absent"])
     for no_page in ("p", tree.group_ids[0]):

@@ -70,6 +70,14 @@ def test_another_model_is_asked_anew(tree, tmp_path):
     assert len(lm.prompts) == 5
 
 
+def test_another_prompt_is_asked_anew(tree, tmp_path, monkeypatch):
+    summarise_groups(tree, FakeLM(), tmp_path / "cache.jsonl")
+    monkeypatch.setattr("retrail.models.summaries.SUMMARY_PROMPT_VERSION", "another")
+    lm = FakeLM()
+    summarise_groups(tree, lm, tmp_path / "cache.jsonl")
+    assert len(lm.prompts) == 5
+
+
 def test_an_empty_reply_is_named_and_asked_again(tree, tmp_path):
     done = summarise_groups(tree, FakeLM("\x07 ..."), tmp_path / "cache.jsonl")
     assert done.failed == tree.group_ids and texts(done.tree) == texts(tree)

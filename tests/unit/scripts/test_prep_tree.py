@@ -40,7 +40,11 @@ def test_a_task_keeps_its_queries(task, tmp_path, encoder, capsys):
     assert made.qrels("dev") == {"q": {"d3": 1}} and made.corpus.num_levels == 2
     assert "12 nodes on 2 levels, 8 of them leaves" in capsys.readouterr().out
 
-    (tmp_path / "add.jsonl").write_text(json.dumps({"_id": "new", "title": "New"}) + "\n")
+    (tmp_path / "add.jsonl").write_text(
+        json.dumps({"_id": "new", "title": "New"})
+        + "\n"
+        + json.dumps({"_id": "part", "parent": "new", "text": "of it"})
+    )
     command = ("data=update", f"path={out}", f"out={out}", "overwrite=true", f"data.add={tmp_path / 'add.jsonl'}")
     assert run(*command, "data.remove=[d3]") == 0
     said = capsys.readouterr().out
