@@ -1,15 +1,11 @@
 """A disk cache in front of a language model: a run that was killed goes on without paying twice.
 
-One sqlite file, which several processes may share. The key is a sha256 over the model's description, the kind of
-question, its parameters and the prompt; the text of a prompt itself is not stored.
+What is asked for is the model's description, the kind of question, its parameters and the prompt (`answer_cache.py`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import sqlite3
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from ..data_prep.hits import Cost
+from .answer_cache import AnswerCache
 from .protocols import Completion, LanguageModel, Prompt
 
 _BATCH = 32
-_BUSY_SECONDS = 60.0
 
 
 class CachedLanguageModel:
@@ -30,29 +26,9 @@ class CachedLanguageModel:
         """Open or make the file.
 
         Raises:
-            ValueError: the file is there and is no sqlite database.
+            ValueError: the file is there and is no cache of answers.
         """
-        self._model = model
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS)
-        try:
-            self._prepare()
-        except sqlite3.DatabaseError as error:
-            raise ValueError(f"{path}: not a cache of answers ({error}); choose another file or remove it") from error
-
-    def _prepare(self) -> None:
-        """Make the table. Of several processes that open a new file at once, one switches it to WAL; others wait."""
-        deadline = time.monotonic() + _BUSY_SECONDS
-        while True:
-            try:
-                self._db.execute("PRAGMA journal_mode=WAL")
-                break
-            except sqlite3.OperationalError:  # sqlite does not wait for this lock by itself
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-        self._db.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
-        self._db.commit()
+        self._model, self._cache = model, AnswerCache(path)
 
     @property
     def description(self) -> str:
@@ -92,21 +68,16 @@ class CachedLanguageModel:
     ) -> Iterator[tuple[str, Cost]]:
         """(answer, what it cost just now) of each prompt; one that stands there twice is asked and paid once."""
         keys = [self._key(kind, parameters, prompt) for prompt in prompts]
-        known: dict[str, str] = {}
-        for key in set(keys):
-            row = self._db.execute("SELECT value FROM answers WHERE key = ?", (key,)).fetchone()
-            if row is not None:
-                known[key] = row[0]
+        known = {key: value for key in set(keys) if (value := self._cache.get(key)) is not None}
         missing = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in known}
         paid: dict[str, Cost] = {}
         for start in range(0, len(missing), _BATCH):
             part = list(missing)[start : start + _BATCH]
             for key, (value, cost) in zip(part, ask([missing[key] for key in part]), strict=True):
                 known[key], paid[key] = value, cost
-                self._db.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, value))
-            self._db.commit()
+                self._cache.put(key, value)
         return ((known[key], paid.pop(key, Cost())) for key in keys)
 
     def _key(self, kind: str, parameters: Mapping[str, object], prompt: Prompt) -> str:
-        whole = [self._model.description, kind, parameters, asdict(prompt)]
-        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode(errors="surrogatepass")).hexdigest()
+        parts = json.dumps([parameters, asdict(prompt)], sort_keys=True)
+        return AnswerCache.key(self._model.description, kind, parts)

@@ -55,13 +55,13 @@ def run(run: PoolsRun) -> int:
 
 def _scorer(run: PoolsRun) -> LocalScorer:
     """The exported model, with as many candidates in a request as the largest size asks for."""
-    from ..models.decision.layout import SlateLayout
+    from ..models.decision.build import open_layout
     from ..models.decision.scorer import LocalScorer
     from ..models.load import load_scorer
 
     scorer = load_scorer(run.retriever, device=run.device)
     config = replace(scorer.layout.config, max_candidates=max(run.sizes))
-    return LocalScorer(scorer.model, SlateLayout(scorer.layout.tokenizer, config))
+    return LocalScorer(scorer.model, open_layout(scorer.layout.tokenizer.hf, config, scorer.model.backbone))
 
 
 def _negatives(name: str, corpus: Corpus) -> Retriever:

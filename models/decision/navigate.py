@@ -96,7 +96,7 @@ class Navigator:
         check_queries(queries, k)
         hits: list[Hits] = []
         for start in range(0, len(queries), self.queries_at_once):
-            walks = self._begin(queries[start : start + self.queries_at_once])
+            walks = self._begin(queries[start : start + self.queries_at_once], watch or _ignore)
             hits += self._search(walks, k, watch or _ignore)
         return hits
 
@@ -111,7 +111,7 @@ class Navigator:
             raise ValueError(f"level {level} is above navigate.start_level={self.config.start_level}")
         seen: list[LevelScores] = []
         for start in range(0, len(queries), self.queries_at_once):
-            walks = self._begin(queries[start : start + self.queries_at_once])
+            walks = self._begin(queries[start : start + self.queries_at_once], _ignore)
             for depth in range(self.config.start_level, level):
                 self._one_level([w for w in walks if w.nodes is not None], depth, 1, _ignore)
             # A walk that reached its leaves above this level has nothing to judge here.
@@ -125,10 +125,11 @@ class Navigator:
             return LevelScores((), np.empty(0), Cost())
         return LevelScores(tuple(walk.nodes.rows_C.tolist()), self._odds(walk.nodes, scores.values_C), scores.cost)
 
-    def _begin(self, queries: Sequence[str]) -> list[Walk]:
+    def _begin(self, queries: Sequence[str], watch: Watch) -> list[Walk]:
         root = Nodes.all(self.corpus.level_rows(self.config.start_level))
         walks = [Walk(query, root) for query in queries]
-        return self._join(walks)
+        self._join(walks, watch)
+        return walks
 
     def _search(self, walks: list[Walk], k: int, watch: Watch) -> list[Hits]:
         level = self.config.start_level
@@ -160,7 +161,7 @@ class Navigator:
                 walk.nodes = None
             else:
                 self._descend(walk, scores, level, watch)
-        self._join(walks)
+        self._join(walks, watch)
 
     def _judge(self, walks: Sequence[Walk]) -> list[PoolScores]:
         return self.judge([(walk.query, walk.nodes.rows_C) for walk in walks if walk.nodes is not None])
@@ -221,13 +222,13 @@ class Navigator:
         odds_C = log_odds(p_C, _LEAST_IN_SUMS)
         return odds_C, log_sigmoid(odds_C)
 
-    def _join(self, walks: list[Walk]) -> list[Walk]:
+    def _join(self, walks: list[Walk], watch: Watch) -> None:
         """Let the other retriever's best join the walks that have only leaves before them."""
         if self.join is None or self.config.join_depth == 0:
-            return walks
+            return
         last = [w for w in walks if w.nodes is not None and self.corpus.are_leaves(w.nodes.rows_C).all()]
         if not last:
-            return walks
+            return
         for walk, hits in zip(last, self.join.search([w.query for w in last], k=self.config.join_depth), strict=True):
             assert walk.nodes is not None
             rows = [self.corpus.row(node) for node in hits.ids]
@@ -238,8 +239,8 @@ class Navigator:
             walk.nodes = joined(self.corpus, walk.nodes, more)
             note = f"{len(walk.nodes) - before} of the other retriever's best {len(rows)} are new"
             ids = tuple(hits.ids)
-            walk.steps.append(Step(name="join", ids=ids, scores=hits.scores, kept=ids, notes=(note,), cost=hits.cost))
-        return walks
+            step = Step(name="join", ids=ids, scores=hits.scores, kept=ids, notes=(note,), cost=hits.cost)
+            self._write(walk, step, watch)
 
     def note(self, walk: Walk, rows: Ints, scores: PoolScores, best: np.ndarray, name: str, watch: Watch) -> None:
         """Write a step into the walk's trace."""
@@ -257,6 +258,9 @@ class Navigator:
             notes=notes,
             cost=scores.cost,
         )
+        self._write(walk, step, watch)
+
+    def _write(self, walk: Walk, step: Step, watch: Watch) -> None:
         walk.steps.append(step)
         watch(walk.query, step)
 
@@ -265,8 +269,7 @@ class Navigator:
         if self.config.search == "best_first":
             last.append(what_is_left(self.config, self.corpus, walk))
         for step in last:
-            walk.steps.append(step)
-            watch(walk.query, step)
+            self._write(walk, step, watch)
         found = [(int(walk.leaves[i]), score) for i, score in final.order]
         found += [(row, value) for value, row in sorted(walk.passed_by, key=lambda pair: -pair[0])]
         scores: dict[int, float] = {}

@@ -17,9 +17,9 @@ from typing import Any, Self
 import numpy as np
 
 from ...data_prep.hits import Cost
+from ..answer_cache import AnswerCache
 from ..config import ServedOptions, check_choice
 from ..protocols import Candidate, Slate, SlateScores
-from .served_cache import AnswerCache
 from .served_http import MAX_IN_FLIGHT, Abandoned, BadAnswer, Endpoint, Reply
 from .served_protocols import PROTOCOLS, WrongAnswer, normalised, usage_cost
 from .wire import MAX_OPTIONS, NONE, compact, option

@@ -125,7 +125,7 @@ def test_a_killed_run_keeps_what_it_paid_for(tmp_path):
 
 def test_cache_that_is_none(tmp_path):
     (tmp_path / "c.db").write_text("words, and no database" * 100)
-    with pytest.raises(ValueError, match="not a cache of answers"):
+    with pytest.raises(ValueError, match="is no cache of answers"):
         CachedLanguageModel(Counting(), tmp_path / "c.db")
     fine = CachedLanguageModel(Counting(), tmp_path / "new" / "c.db")
     fine.generate([Prompt("secret", "words")], max_tokens=1)

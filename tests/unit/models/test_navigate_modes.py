@@ -203,7 +203,10 @@ class Fixed:
 def test_the_best_of_another_retriever_join_the_last_level():
     scorer, other = FakeScorer(believing(VALUES)), Fixed("a/1", "b/1/x", "c")
     config = NavigateConfig(keep=[1], choose=0, join_depth=2)
-    [hits] = Navigator(scorer, GUIDE, config, join=other).search(["q"], k=5)
+    seen = []
+    navigator = Navigator(scorer, GUIDE, config, join=other)
+    [hits] = navigator.search(["q"], k=5, watch=lambda query, step: seen.append(step))
+    assert tuple(seen) == hits.trace
     assert other.asked == [(["q"], 2)]
     assert [c.id for c in scorer.asked[-1].candidates] == ["a/1", "b/1/x", "b/1/y"]  # in reading order
     assert hits.ids[:3] == ("a/1", "b/1/y", "b/1/x")

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from retrail.models.decision.served_cache import AnswerCache
+from retrail.models.answer_cache import AnswerCache
 
 
 def test_keys_keep_their_parts_apart():
@@ -35,7 +35,7 @@ def test_threads_share_one_cache(tmp_path):
 
 def test_processes_share_one_file_from_its_beginning(tmp_path):
     code = (
-        "import sys\nfrom retrail.models.decision.served_cache import AnswerCache\n"
+        "import sys\nfrom retrail.models.answer_cache import AnswerCache\n"
         "cache = AnswerCache(sys.argv[1])\n"
         "for n in range(50): cache.put(f'{sys.argv[2]}-{n}', 'x' * 1000)\ncache.close()\n"
     )

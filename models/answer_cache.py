@@ -1,10 +1,11 @@
-"""Answers of servers on disk, shared by processes: an interrupted evaluation does not pay twice."""
+"""Answers of models on disk, shared by processes: a run that was killed goes on without paying twice."""
 
 from __future__ import annotations
 
 import hashlib
 import sqlite3
 import threading
+import time
 from pathlib import Path
 
 _VERSION = 1
@@ -12,7 +13,7 @@ _PATIENCE_S = 60.0
 
 
 class AnswerCache:
-    """Bodies of checked answers by sha256 of (url, protocol, model, request); safe for threads and processes.
+    """Bodies of answers by a sha256 over what was asked, which is itself not stored; safe for threads and processes.
 
     Raises:
         ValueError: the file is something else, or of another version.
@@ -34,7 +35,7 @@ class AnswerCache:
             raise
 
     def _prepare(self) -> None:
-        self._database.execute("PRAGMA journal_mode=WAL")
+        self._use_wal()
         self._database.execute("PRAGMA synchronous=NORMAL")
         # Immediate: two processes that create the same file would otherwise both read version 0 and one would fail.
         self._database.execute("BEGIN IMMEDIATE")
@@ -48,11 +49,23 @@ class AnswerCache:
         if version != _VERSION:
             raise ValueError(f"{self.path} is no cache of answers of this version; delete it or name another file")
 
+    def _use_wal(self) -> None:
+        """Of several processes that open a new file at once one switches it; sqlite does not let the others wait."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                self._database.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
     @staticmethod
-    def key(url: str, protocol: str, model: str, body: str) -> str:
-        """Lengths separate the parts, so that no two requests share a key."""
-        parts = [part.encode() for part in (url, protocol, model, body)]
-        return hashlib.sha256(b"".join(b"%d:%b" % (len(part), part) for part in parts)).hexdigest()
+    def key(*parts: str) -> str:
+        """Of all that an answer depends on. Lengths separate the parts, so that no two questions share a key."""
+        raw = [part.encode(errors="surrogatepass") for part in parts]
+        return hashlib.sha256(b"".join(b"%d:%b" % (len(part), part) for part in raw)).hexdigest()
 
     def get(self, key: str) -> str | None:
         """The stored body, or None."""
