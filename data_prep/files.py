@@ -18,7 +18,8 @@ def _temporary_sibling(path: Path) -> Path:
     return path.parent / f".{path.name}.{uuid.uuid4().hex[:12]}.tmp"
 
 
-def _sync_folder(path: Path) -> None:
+def sync(path: str | Path) -> None:
+    """Wait until a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -41,13 +42,13 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         yield temporary
         for file in sorted(temporary.rglob("*")):
             if file.is_dir():
-                _sync_folder(file)
+                sync(file)
             else:
                 with file.open("rb") as handle:
                     os.fsync(handle.fileno())
-        _sync_folder(temporary)
+        sync(temporary)
         temporary.rename(target)
-        _sync_folder(target.parent)
+        sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -72,7 +73,7 @@ def new_file(path: str | Path) -> Iterator[IO[bytes]]:
             handle.flush()
             os.fsync(handle.fileno())
         temporary.replace(target)
-        _sync_folder(target.parent)
+        sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -26,7 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from .files import TEMPORARY, fsync, write_json
+from ..data_prep.files import sync
+from .files import TEMPORARY, write_json
 from .optim import trainable
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         if f"os error {errno.ENOSPC}" in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise
-    fsync(path)
+    sync(path)
     with safe_open(str(path), framework="pt") as file:
         if set(file.keys()) != set(tensors):
             raise CheckpointError(f"{path}: names read back differ from names written")
@@ -103,7 +104,7 @@ def _fill(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapp
     written = sorted(folder.iterdir())
     files = {path.name: {"sha256": _sha256(path), "bytes": path.stat().st_size} for path in written}
     write_json(folder / MANIFEST, {"format": FORMAT, "files": files})
-    fsync(folder)
+    sync(folder)
 
 
 def save_checkpoint(
@@ -135,7 +136,7 @@ def save_checkpoint(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    fsync(root)
+    sync(root)
     return final
 
 

@@ -9,16 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..data_prep.files import sync
+
 TEMPORARY = ".tmp"
-
-
-def fsync(path: Path) -> None:
-    """Wait until the file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -33,7 +26,7 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    fsync(path.parent)
+    sync(path.parent)
 
 
 def dumps(value: Mapping[str, Any]) -> str:

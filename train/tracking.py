@@ -14,8 +14,9 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from ..data_prep.files import sync
 from .config import TrackerConfig
-from .files import dumps, fsync, read_jsonl, write_text
+from .files import dumps, read_jsonl, write_text
 from .sampler import Sampler
 from .step import StepReport
 
@@ -67,7 +68,7 @@ class JsonlFile:
 
     def sync(self) -> None:
         """Wait until all lines are on the disk."""
-        fsync(self.path)
+        sync(self.path)
 
     def close(self) -> None:
         """Close the file; no more lines."""

@@ -80,10 +80,7 @@ def _sort_in(
     walk.found(navigator.corpus, nodes.rows_C[leaf], value_C[leaf])
     odds_C, log_p_C = navigator.own(scores.values_C)
     inner = np.flatnonzero(~leaf)
-    waiting = nodes.at(inner)
-    walk.dropped = walk.dropped.and_these(
-        Nodes(waiting.rows_C, waiting.above_C + odds_C[inner], waiting.chain_C + log_p_C[inner])
-    )
+    walk.drop(nodes.at(inner), odds_C[inner], log_p_C[inner])
 
 
 def what_is_left(config: NavigateConfig, corpus: Corpus, walk: Walk) -> Step:

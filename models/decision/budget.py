@@ -12,6 +12,7 @@ import numpy as np
 from ..config import NavigateConfig
 from .calibration import LevelThreshold, read_calibration, walk_settings
 from .conformal import nonconformity
+from .odds import sigmoid
 from .slates import ranked
 
 T = TypeVar("T")
@@ -61,8 +62,7 @@ class KeepThreshold:
     def keep(self, level: int, log_odds_C: np.ndarray) -> np.ndarray:
         """As `Budget.keep`."""
         bar = _at(self.thresholds, level) - _EPSILON
-        yes_C = np.exp(-np.logaddexp(0.0, -log_odds_C))
-        return ranked(log_odds_C)[: max(1, int((yes_C >= bar).sum()))]
+        return ranked(log_odds_C)[: max(1, int((sigmoid(log_odds_C) >= bar).sum()))]
 
 
 @dataclass(frozen=True, slots=True)

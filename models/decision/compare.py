@@ -14,9 +14,10 @@ from functools import reduce
 import numpy as np
 
 from ...data_prep.hits import Cost
-from ..config import NavigateConfig
-from ..protocols import Candidate, DecisionScorer, Slate, SlateScores
-from .slates import Cut, Pool, PoolScores, ranked, score_pools, short_notes, split
+from ..protocols import DecisionScorer, Slate, SlateScores
+from .around import ScorerAround
+from .odds import log_odds, sigmoid
+from .slates import Cut, Pool, PoolScores, ranked, short_notes, split
 
 # Where a fit has no end (every answer right, or none), the scale stops here.
 _SCALES = (1 / 20, 20.0)
@@ -93,48 +94,25 @@ def fit_slate_temperature(log_odds_N: np.ndarray, sizes_N: np.ndarray, labels_N:
     return -best_scale(slope)[0] - slope * middle, slope
 
 
-class CooledScorer:
-    """Another scorer whose yes/no log-odds are divided by the temperature of their slate's size."""
+class CooledScorer(ScorerAround):
+    """Another scorer whose yes/no log-odds are divided by the temperature of their slate's size.
+
+    Finalists of a choice share one slate, so there is nothing to make comparable.
+    """
 
     def __init__(self, scorer: DecisionScorer, temperature: Sequence[float]) -> None:
-        self._scorer, self._temperature = scorer, tuple(temperature)
-
-    @property
-    def max_candidates(self) -> int:
-        """As the other's."""
-        return self._scorer.max_candidates
-
-    @property
-    def max_candidate_tokens_per_slate(self) -> int:
-        """As the other's."""
-        return self._scorer.max_candidate_tokens_per_slate
-
-    def num_tokens(self, candidate: Candidate) -> int:
-        """As the other's."""
-        return self._scorer.num_tokens(candidate)
+        super().__init__(scorer)
+        self._temperature = tuple(temperature)
 
     def yes(self, slates: Sequence[Slate]) -> list[SlateScores]:
         """As the other's, cooled."""
         return [
-            replace(answer, values_C=_probability(_log_odds(answer.values_C) / self._of(len(slate.candidates))))
-            for slate, answer in zip(slates, self._scorer.yes(slates), strict=True)
+            replace(answer, values_C=sigmoid(log_odds(answer.values_C) / self._of(len(slate.candidates))))
+            for slate, answer in zip(slates, self.scorer.yes(slates), strict=True)
         ]
-
-    def choose(self, slates: Sequence[Slate], *, none: bool = False) -> list[SlateScores]:
-        """As the other's: finalists share one slate, so there is nothing to make comparable."""
-        return self._scorer.choose(slates, none=none)
 
     def _of(self, size: int) -> float:
         return slate_temperature(size, self._temperature)
-
-
-def score_as(config: NavigateConfig, scorer: DecisionScorer, pools: Sequence[Pool], cut: Cut) -> list[PoolScores]:
-    """Judge pools with the anchors and the temperature that the settings ask for."""
-    if config.slate_temperature is not None:
-        scorer = CooledScorer(scorer, config.slate_temperature)
-    if config.anchors:
-        return score_pools_anchored(scorer, pools, config.anchors, cut=cut)
-    return score_pools(scorer, pools, cut)
 
 
 def score_pools_anchored(
@@ -206,20 +184,11 @@ def _pooled(plan: _Plan, parts: Sequence[SlateScores]) -> PoolScores:
     if len(parts) > 1:
         notes.insert(0, f"split into {len(parts)} slates" + (f" that share {shared} anchors" if shared else ""))
     if shared:
-        odds = [_log_odds(part.values_C) for part in parts]
+        odds = [log_odds(part.values_C) for part in parts]
         offsets = anchor_offsets(np.stack([o[where] for o, where in zip(odds, plan.anchors, strict=True)]))
         own_C = [o[where] - offset for o, where, offset in zip(odds, plan.own, offsets, strict=True)]
-        values_C = _probability(np.concatenate(own_C))
+        values_C = sigmoid(np.concatenate(own_C))
     return PoolScores(values_C, len(parts), short_notes(notes), cost)
-
-
-def _log_odds(values_C: np.ndarray) -> np.ndarray:
-    tiny = np.finfo(float).tiny
-    return np.asarray(np.log(np.maximum(values_C, tiny)) - np.log(np.maximum(1 - values_C, tiny)))
-
-
-def _probability(odds_C: np.ndarray) -> np.ndarray:
-    return np.asarray(np.exp(-np.logaddexp(0.0, -odds_C)))
 
 
 def _golden(loss: Callable[[float], float], low: float, high: float) -> tuple[float, float]:

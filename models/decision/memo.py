@@ -6,33 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...data_prep.hits import Cost
-from ..protocols import Candidate, DecisionScorer, Slate, SlateScores
+from ..protocols import DecisionScorer, Slate, SlateScores
+from .around import ScorerAround
 
 
-class MemoScorer:
-    """Another scorer, whose yes/no answers are remembered by query and candidate ids; a `DecisionScorer`.
+class MemoScorer(ScorerAround):
+    """Another scorer, whose yes/no answers are remembered by query and candidate ids; choices never are.
 
     A remembered answer costs nothing, and its cost says so. Memory grows with every new slate (some 100 bytes a
     candidate). For one corpus, in which an id always shows the same text.
     """
 
     def __init__(self, scorer: DecisionScorer) -> None:
-        self.scorer = scorer
+        super().__init__(scorer)
         self._known: dict[tuple[str, tuple[str, ...]], SlateScores] = {}
-
-    @property
-    def max_candidates(self) -> int:
-        """As the other scorer's."""
-        return self.scorer.max_candidates
-
-    @property
-    def max_candidate_tokens_per_slate(self) -> int:
-        """As the other scorer's."""
-        return self.scorer.max_candidate_tokens_per_slate
-
-    def num_tokens(self, candidate: Candidate) -> int:
-        """As the other scorer's."""
-        return self.scorer.num_tokens(candidate)
 
     def yes(self, slates: Sequence[Slate]) -> list[SlateScores]:
         """As the other scorer's."""
@@ -41,7 +28,3 @@ class MemoScorer:
         fresh = dict(zip(new, self.scorer.yes(list(new.values())) if new else (), strict=True))
         self._known |= {key: replace(answer, cost=Cost()) for key, answer in fresh.items()}
         return [fresh.pop(key, self._known[key]) for key in keys]
-
-    def choose(self, slates: Sequence[Slate], *, none: bool = False) -> list[SlateScores]:
-        """As the other scorer's, never remembered."""
-        return self.scorer.choose(slates, none=none)

@@ -21,10 +21,11 @@ from .best_first import come_back, has_reached_a_limit, what_is_left
 from .budget import Budget, make_budget
 from .candidates import Candidates
 from .choose import FinalOrder, choose_best
-from .compare import CooledScorer, score_as
+from .compare import CooledScorer, score_pools_anchored
 from .fixed_slates import FixedSlates
-from .slates import Cut, PoolScores, check_queries, ranked, score_slates
-from .walk import Floats, Nodes, Walk, joined, log_odds, log_sigmoid, opened
+from .odds import log_odds, log_sigmoid, sigmoid
+from .slates import Cut, PoolScores, check_queries, ranked, score_pools, score_slates
+from .walk import Floats, Nodes, Walk, joined, opened
 
 Watch = Callable[[str, Step], None]
 
@@ -178,14 +179,18 @@ class Navigator:
             ]
         else:
             pools = [self._shown.pool(query, rows) for query, rows in asked]
-            answers = score_as(self.config, self.scorer, pools, self._cut)
+            answers = (
+                score_pools_anchored(self._cooled, pools, self.config.anchors, cut=self._cut)
+                if self.config.anchors
+                else score_pools(self._cooled, pools, self._cut)
+            )
         return [replace(scores, cost=priced(scores.cost, self.config.price)) for scores in answers]
 
     def value(self, nodes: Nodes, p_C: Floats) -> Floats:
         """What ranks nodes, between 0 and 1: see `search`."""
         if self.config.path_weight == 0:
             return p_C
-        return np.exp(log_sigmoid(self._odds(nodes, p_C)))  # type: ignore[no-any-return]
+        return sigmoid(self._odds(nodes, p_C))
 
     def _odds(self, nodes: Nodes, p_C: Floats) -> Floats:
         """Log-odds of `value`."""
@@ -208,10 +213,7 @@ class Navigator:
         odds_C, log_p_C = self.own(scores.values_C)
         if self.config.search == "best_first":
             inner = gone[~leaf]
-            kept = nodes.at(inner)
-            walk.dropped = walk.dropped.and_these(
-                Nodes(kept.rows_C, kept.above_C + odds_C[inner], kept.chain_C + log_p_C[inner])
-            )
+            walk.drop(nodes.at(inner), odds_C[inner], log_p_C[inner])
         # Opened in reading order. A leaf that stays is judged again beside the deeper ones, so that the last level
         # compares all that is left.
         stay = np.sort(best)

@@ -11,20 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tqdm import tqdm
 
 from ...data_prep.corpus import Corpus
-from ...data_prep.files import new_file
+from ...data_prep.files import new_file, sync
 from ...data_prep.formats.jsonio import read_json
 from ..protocols import Candidate, DecisionScorer
 from .batch import SlateBatch
+from .candidates import Candidates
 from .layout import PackedSlate
 from .model import DecisionModel, check_keepable
 from .scorer import LocalScorer
-from .slates import Pool, node_candidate, split
+from .slates import split
 from .static import (
     FORMAT,
     FORMAT_VERSION,
@@ -37,6 +39,7 @@ from .static import (
     trunk_file,
 )
 from .trunks import padded_length, trunk_key
+from .walk import Nodes, opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +86,13 @@ def level_slates(corpus: Corpus, scorer: DecisionScorer, level: int) -> list[tup
     Raises:
         ValueError: the walk ends above that level.
     """
-    rows = list(corpus.children(None))
+    nodes = Nodes.all(corpus.level_rows(0))
     for above in range(level):
-        if all(map(corpus.is_leaf, rows)):
+        if corpus.are_leaves(nodes.rows_C).all():
             raise ValueError(f"there is no level {level + 1}: with everything open a walk ends at level {above + 1}")
-        rows = [below for row in rows for below in (corpus.children(row) or [row])]
-    pool = Pool("", tuple(node_candidate(corpus, row) for row in rows))
-    return [slate.candidates for slate in split(pool, scorer)]
+        nothing = np.zeros(len(nodes))
+        nodes = opened(corpus, nodes, nothing, nothing)
+    return [slate.candidates for slate in split(Candidates(corpus).pool("", nodes.rows_C), scorer)]
 
 
 def plan_static(scorer: LocalScorer, corpus: Corpus, levels: int, max_bytes: float | None = None) -> StaticPlan:
@@ -221,16 +224,7 @@ def _store(model: DecisionModel, packed: PackedSlate, file: Path) -> None:
             if f"os error {errno.ENOSPC}" in str(error):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file)) from error
             raise
-        _sync(handle.name)
-
-
-def _sync(path: str) -> None:
-    # safetensors may have put a file of its own under this name.
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(handle.name)  # safetensors may have put a file of its own under this name
 
 
 def _counts(slates: Sequence[StaticSlate]) -> list[int]:

@@ -16,6 +16,7 @@ import numpy as np
 from ...data_prep.corpus import Corpus
 from ...data_prep.corpus_build import Ints
 from ...data_prep.hits import Cost, Step
+from .odds import log_sigmoid
 
 Floats = np.ndarray
 
@@ -117,20 +118,14 @@ class Walk:
             rows, value = rows[order], value[order]
         self.leaves, self.value_L = rows, value
 
+    def drop(self, nodes: Nodes, own_odds_C: Floats, own_log_p_C: Floats) -> None:
+        """Keep judged inner nodes for later; from now on their sums hold their own answers."""
+        judged = Nodes(nodes.rows_C, nodes.above_C + own_odds_C, nodes.chain_C + own_log_p_C)
+        self.dropped = self.dropped.and_these(judged)
+
     def take_dropped(self, count: int) -> Nodes:
         """The dropped nodes with the likeliest paths, in reading order; they are dropped no more."""
         order = np.argsort(-self.dropped.chain_C, kind="stable")
         taken = self.dropped.at(np.sort(order[:count]))
         self.dropped = self.dropped.at(np.sort(order[count:]))
         return taken
-
-
-def log_odds(p_C: Floats, least: float = 1e-15) -> Floats:
-    """log(p / (1 - p)); probabilities nearer to 0 and 1 than `least` count as that."""
-    safe_C = np.clip(p_C, least, 1 - least)
-    return np.log(safe_C) - np.log1p(-safe_C)  # type: ignore[no-any-return]
-
-
-def log_sigmoid(odds_C: Floats) -> Floats:
-    """Log P of these log-odds."""
-    return -np.logaddexp(0.0, -odds_C)  # type: ignore[no-any-return]

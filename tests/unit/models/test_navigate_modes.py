@@ -14,8 +14,9 @@ from retrail.data_prep.hits import Cost, Hits
 from retrail.models.config import NavigateConfig, PriceConfig
 from retrail.models.decision.candidates import Candidates
 from retrail.models.decision.navigate import Navigator
+from retrail.models.decision.odds import log_odds, log_sigmoid
 from retrail.models.decision.slates import Cut, Pool, split
-from retrail.models.decision.walk import Nodes, joined, log_odds, log_sigmoid, opened
+from retrail.models.decision.walk import Nodes, joined, opened
 from retrail.models.protocols import Candidate
 
 
@@ -74,6 +75,13 @@ def test_log_odds_and_back():
     assert odds[:3] == pytest.approx([math.log(1 / 3), 0.0, math.log(9)])
     assert odds[3] == pytest.approx(-odds[4]) and odds[3] == pytest.approx(math.log(1e9), rel=1e-6)
     assert np.exp(log_sigmoid(odds))[:3] == pytest.approx(p[:3])
+
+
+def test_different_probabilities_keep_different_log_odds():
+    p = np.array([0.0, 1e-300, 1e-30, 1e-16, 0.5, 1 - 1e-15, 1.0])
+    odds = log_odds(p)
+    assert np.isfinite(odds).all() and (np.diff(odds) > 0).all()
+    assert odds[1:4] == pytest.approx(np.log(p[1:4])) and odds[4] == 0.0
 
 
 @pytest.mark.parametrize(
