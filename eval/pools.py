@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, zip_longest
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tqdm import tqdm
 
 from ..data_prep.corpus import Corpus
 from ..data_prep.hits import Hits
+from ..data_prep.negatives import interleave
 from ..data_prep.task import Qrels, Query
 from ..models.config import NavigateConfig
 from ..models.decision.candidates import Candidates
-from ..models.decision.slates import Cut, ranked, score_pools
+from ..models.decision.compare import fit_slate_temperature
+from ..models.decision.navigate import Navigator
+from ..models.decision.odds import log_odds
+from ..models.decision.slates import Cut, ranked, split
 from ..models.decision.walk import reading_order
 from ..models.protocols import DecisionScorer, Retriever
 from .metrics import Evaluation, evaluate
@@ -45,31 +48,58 @@ def fixed_pools(
         gold = [node for node, value in qrels[query.id].items() if value > 0 and node in corpus]
         if len(gold) > size:
             raise ValueError(f"query {query.id!r} has {len(gold)} relevant nodes, more than a pool of {size}")
-        in_turn = chain.from_iterable(zip_longest(*(hits[n].ids for hits in rankings)))
-        ids = list(dict.fromkeys([*gold, *(node for node in in_turn if node is not None)]))[:size]
+        ids = list(dict.fromkeys([*gold, *interleave([hits[n].ids for hits in rankings])]))[:size]
         rows = np.array([corpus.row(node) for node in ids], dtype=np.int64)
         pools.append(FixedPool(query, rows[reading_order(corpus, rows)]))
     return pools
 
 
 def judge_pools(
-    scorer: DecisionScorer, corpus: Corpus, pools: Sequence[FixedPool], per_request: int, *, at_once: int = 8
+    scorer: DecisionScorer, corpus: Corpus, pools: Sequence[FixedPool], config: NavigateConfig, *, at_once: int = 8
 ) -> dict[str, Hits]:
-    """The ranking of each pool by P(yes), with at most `per_request` candidates side by side."""
-    shown = Candidates(corpus)
-    config = NavigateConfig(scoring="pointwise") if per_request == 1 else NavigateConfig(slate_size=per_request)
-    cut = Cut.of(scorer, config)
+    """The ranking of each pool by P(yes), judged as `config` says (`scoring`, `slate_size`, `anchors` ...)."""
+    navigator = Navigator(scorer, corpus, config)
     run = {}
-    with tqdm(total=len(pools), desc=f"{per_request} a request", unit="query") as bar:
+    with tqdm(total=len(pools), desc="pools", unit="query") as bar:
         for start in range(0, len(pools), at_once):
             part = pools[start : start + at_once]
-            asked = [shown.pool(pool.query.text, pool.rows) for pool in part]
-            for pool, scores in zip(part, score_pools(scorer, asked, cut), strict=True):
+            answers = navigator.judge([(pool.query.text, pool.rows) for pool in part])
+            for pool, scores in zip(part, answers, strict=True):
                 best = ranked(scores.values_C)
                 ids = tuple(corpus.id(int(pool.rows[i])) for i in best)
                 run[pool.query.id] = Hits(ids, tuple(scores.values_C[best].tolist()), scores.cost)
             bar.update(len(part))
     return run
+
+
+def cooled_pools(
+    scorer: DecisionScorer, corpus: Corpus, pools: Sequence[FixedPool], qrels: Qrels, config: NavigateConfig
+) -> dict[str, Hits]:
+    """As `judge_pools`, with a temperature by slate size that was fitted on the other half of the pools.
+
+    So every pool is held out. The answers are read twice, which costs as much again.
+    """
+    halves = [list(pools[n::2]) for n in range(2)]
+    run: dict[str, Hits] = {}
+    for half, other in (halves, halves[::-1]):
+        temperature = _temperature(scorer, corpus, other, qrels, config)
+        run |= judge_pools(scorer, corpus, half, replace(config, slate_temperature=list(temperature)))
+    return run
+
+
+def _temperature(
+    scorer: DecisionScorer, corpus: Corpus, pools: Sequence[FixedPool], qrels: Qrels, config: NavigateConfig
+) -> tuple[float, float]:
+    run, shown, cut = judge_pools(scorer, corpus, pools, config), Candidates(corpus), Cut.of(scorer, config)
+    odds, sizes, labels = [], [], []
+    for pool in pools:
+        value = dict(zip(run[pool.query.id].ids, run[pool.query.id].scores, strict=True))
+        for slate in split(shown.pool(pool.query.text, pool.rows), scorer, cut):
+            for candidate in slate.candidates:
+                odds.append(value[candidate.id])
+                sizes.append(len(slate.candidates))
+                labels.append(int(qrels[pool.query.id].get(candidate.id, 0) > 0))
+    return fit_slate_temperature(log_odds(np.array(odds)), np.array(sizes), np.array(labels))
 
 
 def pool_evaluation(run: Mapping[str, Hits], qrels: Qrels, metrics: Sequence[str]) -> Evaluation:

@@ -152,6 +152,9 @@ class PoolsRun(Command):
     depth: candidates of a pool: the gold nodes and the best of `negatives` in turn.
     negatives: where wrong candidates come from: `bm25`, `dense` (MiniLM), `splade`.
     sizes: how many candidates stand in one request.
+    anchors: also judge the sizes that split a pool with so many anchors in each slate (0: not).
+    pages: also judge page by page, with and without a temperature by slate size that was fitted on the other half of
+        the pools.
     metrics: measures; the first is compared query by query.
     limit: only a fixed sample of so many queries (null: all).
     out: folder of the table (null: `pools` in the retriever's folder).
@@ -165,6 +168,8 @@ class PoolsRun(Command):
     depth: int = 200
     negatives: list[str] = field(default_factory=lambda: ["bm25", "splade", "dense"])
     sizes: list[int] = field(default_factory=lambda: [1, 10, 50, 200])
+    anchors: int = 4
+    pages: bool = True
     metrics: list[str] = field(default_factory=lambda: ["Hit@1", "Hit@5", "MRR"])
     limit: int | None = None
     out: str | None = None
@@ -175,6 +180,8 @@ class PoolsRun(Command):
         check_choice("device", self.device, ("auto", "cpu", "cuda"))
         for name in self.negatives:
             check_choice("negatives", name, ("bm25", "dense", "splade"))
+        if self.anchors < 0:
+            raise ValueError(f"anchors={self.anchors} must be 0 or more")
         if self.depth < 2 or not self.sizes or min(self.sizes) < 1 or not self.metrics or not self.negatives:
             raise ValueError(
                 f"depth={self.depth} must be 2 or more, and sizes={self.sizes} (each 1 or more), "

@@ -28,7 +28,7 @@ def run(run: CurveRun) -> int:
     from ..eval.suites import evaluate_suite, get_suite
     from ..models.decision.navigate import Navigator
     from ..train.files import write_text
-    from .systems import VARIANTS, open_retriever, settings_text
+    from .systems import VARIANTS, changed, open_retriever, settings_text
 
     suite = get_suite(run.suite.name)
     metrics = tuple(run.suite.metrics or dict.fromkeys((run.metric, *suite.metrics)))
@@ -44,10 +44,7 @@ def run(run: CurveRun) -> int:
         return evaluate_suite(walker, task, suite, name=name, out=out / name.replace(" ", "_"), description=what)
 
     results = {share: measure(f"{share:g} kept", _keeping(navigator, share)) for share in run.shares}
-    flat = Navigator(
-        navigator.scorer, task.corpus, replace(navigator.config, **VARIANTS["flat"](task.corpus)), join=navigator.join
-    )
-    reference = measure("flat", flat)
+    reference = measure("flat", changed(navigator, **VARIANTS["flat"](task.corpus)))
     console = Console() if sys.stdout.isatty() else Console(width=max(160, Console().width))
     everything = [*results.values(), reference]
     console.print(compare_table(everything, title=f"{task.name}: share of the first level that stays"))
@@ -67,17 +64,14 @@ def run(run: CurveRun) -> int:
 
 def _keeping(navigator: Navigator, share: float) -> Navigator:
     """The same walk with this share of the first level kept, rounded up."""
-    from ..models.decision.navigate import Navigator
+    from .systems import changed
 
     config = navigator.config
     first = config.start_level
     count = math.ceil(share * len(navigator.corpus.level_rows(first)) - 1e-9)
     deeper = config.keep[first + 1 :] or config.keep[-1:]
     keep = [*config.keep[:first], *([config.keep[-1]] * (first - len(config.keep))), max(1, count), *deeper]
-    return Navigator(
-        navigator.scorer, navigator.corpus, replace(config, budget="count", calibration=None, keep=keep),
-        join=navigator.join,
-    )  # fmt: skip
+    return changed(navigator, budget="count", calibration=None, keep=keep)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

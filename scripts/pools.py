@@ -15,8 +15,11 @@ from .config import PoolsRun
 
 if TYPE_CHECKING:
     from ..data_prep.corpus import Corpus
+    from ..models.config import NavigateConfig
     from ..models.decision.scorer import LocalScorer
     from ..models.protocols import Retriever
+
+_COOLED = ", temperature of the other half"
 
 
 def run(run: PoolsRun) -> int:
@@ -25,7 +28,7 @@ def run(run: PoolsRun) -> int:
 
     from ..data_prep.hits import Cost
     from ..data_prep.task import Task
-    from ..eval.pools import fixed_pools, judge_pools, pool_evaluation
+    from ..eval.pools import cooled_pools, fixed_pools, judge_pools, pool_evaluation
     from ..eval.report import SystemResult, compare_lines, compare_table, markdown_table
     from ..eval.suites import sample_queries
     from ..train.files import write_text
@@ -36,11 +39,12 @@ def run(run: PoolsRun) -> int:
     pools = fixed_pools(task.corpus, queries, qrels, retrievers, run.depth)
     scorer = _scorer(run)
     results = []
-    for size in run.sizes:
-        hits = judge_pools(scorer, task.corpus, pools, size)
+    for name, config in _settings(run).items():
+        judge = (scorer, task.corpus, pools)
+        hits = cooled_pools(*judge, qrels, config) if name.endswith(_COOLED) else judge_pools(*judge, config)
         cost = reduce(add, (h.cost for h in hits.values()), Cost())
         evaluation = pool_evaluation(hits, qrels, run.metrics)
-        results.append(SystemResult(name=f"{size} a request", evaluation=evaluation, cost=cost, searched=len(hits)))
+        results.append(SystemResult(name=name, evaluation=evaluation, cost=cost, searched=len(hits)))
     console = Console() if sys.stdout.isatty() else Console(width=max(160, Console().width))
     console.print(compare_table(results, title=f"{task.name}, {len(pools)} pools of {run.depth}"))
     lines = compare_lines(list(reversed(results)), run.metrics[0])
@@ -51,6 +55,23 @@ def run(run: PoolsRun) -> int:
     write_text(out / "pools.md", markdown_table(results) + "\n" + "\n".join(f"- {line}" for line in lines) + "\n")
     print(f"table: {out / 'pools.md'}")
     return 0
+
+
+def _settings(run: PoolsRun) -> dict[str, NavigateConfig]:
+    """How the pools are judged, by the name of the row."""
+    from ..models.config import NavigateConfig
+
+    rows = {f"{size} a request": NavigateConfig(slate_size=size) for size in run.sizes}
+    if run.anchors:
+        split = [size for size in run.sizes if run.anchors < size < run.depth]
+        rows |= {
+            f"{size} a request, {run.anchors} anchors": NavigateConfig(slate_size=size, anchors=run.anchors)
+            for size in split
+        }
+    if run.pages:
+        pages = NavigateConfig(scoring="page_by_page")
+        rows |= {"page by page": pages, f"page by page{_COOLED}": pages}
+    return rows
 
 
 def _scorer(run: PoolsRun) -> LocalScorer:

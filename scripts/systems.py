@@ -148,11 +148,11 @@ def controls(
             yield "query likelihood on BM25's 100", reranker, f"likelihood 100 {model}"
         elif name.startswith("hybrid_"):
             other = _first(name.removeprefix("hybrid_"), corpus, first)
-            yield f"navigation, {name.replace('_', ' with ')}", _changed(navigator, join=other), f"{name} {model}"
+            yield f"navigation, {name.replace('_', ' with ')}", changed(navigator, join=other), f"{name} {model}"
         else:
             yield (
                 f"navigation, {name.replace('_', ' ')}",
-                _changed(navigator, **VARIANTS[name](corpus)),
+                changed(navigator, **VARIANTS[name](corpus)),
                 f"{name} {model}",
             )
 
@@ -179,7 +179,7 @@ def _first(name: str, corpus: Corpus, opened: dict[str, Retriever]) -> Retriever
     return opened[name]
 
 
-def _changed(navigator: Navigator, *, join: Retriever | None = None, **changes: Any) -> Navigator:
+def changed(navigator: Navigator, *, join: Retriever | None = None, **changes: Any) -> Navigator:
     """The same walk with other settings."""
     from ..models.decision.navigate import Navigator
 
