@@ -1,15 +1,14 @@
 """The walk against a brute-force twin, on trees of every shape."""
 
 import math
-import zlib
 
 import numpy as np
 import pytest
 from fakes import COST, FakeScorer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_trees import believing, corpus_of, guess, trees
 
-from retrail.data_prep.corpus import Corpus, Node
 from retrail.data_prep.hits import Cost
 from retrail.models.config import NavigateConfig
 from retrail.models.decision.choose import choose_best
@@ -17,17 +16,7 @@ from retrail.models.decision.navigate import Navigator
 from retrail.models.decision.slates import Pool
 from retrail.models.protocols import Candidate, Retriever
 
-
-def corpus_of(*ids):
-    """A tree whose ids are its paths: "a/b" stands under "a"."""
-    return Corpus.from_nodes(Node(i, i.rpartition("/")[0] or None, f"title {i}", f"text {i}") for i in ids)
-
-
 GUIDE = corpus_of("a", "b", "c", "a/1", "a/2", "b/1", "b/1/x", "b/1/y", "b/2")  # "c" is a leaf at the top
-
-
-def believing(values, default=0.1):
-    return lambda query, candidate: values.get(candidate.id, default)
 
 
 def test_walk_by_hand():
@@ -197,11 +186,6 @@ def test_watch_sees_every_step_in_order():
     assert [step.name for _, step in seen[-2:]] == ["final choice", "final choice"]
 
 
-def guess(query, candidate):
-    """Pseudo-random but fixed P(yes)."""
-    return zlib.crc32(f"{query}|{candidate.id}".encode()) / 2**32
-
-
 def test_several_queries_equal_one_at_a_time():
     queries = ["one", "two words", "три слова", "質問", "x" * 3000] * 3
     config = NavigateConfig(keep=[1, 2])
@@ -221,17 +205,6 @@ def test_bad_queries_are_refused_before_any_work(queries, k, error):
     with pytest.raises(error):
         Navigator(scorer, GUIDE).search(queries, k=k)
     assert scorer.asked == []
-
-
-@st.composite
-def trees(draw):
-    """Random trees of 1 to 40 nodes, leaves at any level."""
-    parents = [None]
-    for n in range(1, draw(st.integers(1, 40))):
-        parents.append(draw(st.one_of(st.none(), st.integers(max(0, n - 6), n - 1))))
-    return Corpus.from_nodes(
-        Node(f"n{n}", None if p is None else f"n{p}", f"t{n}", f"x{n}") for n, p in enumerate(parents)
-    )
 
 
 def odds(p):

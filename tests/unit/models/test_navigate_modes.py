@@ -1,13 +1,13 @@
 """What a walk can do beyond keeping k a level: scoring modes, limits, coming back, joining, prices."""
 
 import math
-import zlib
 
 import numpy as np
 import pytest
 from fakes import COST, FakeScorer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_trees import believing, corpus_of, guess, trees
 
 from retrail.data_prep.corpus import Corpus, Node
 from retrail.data_prep.hits import Cost, Hits
@@ -19,31 +19,8 @@ from retrail.models.decision.slates import Cut, Pool, split
 from retrail.models.decision.walk import Nodes, joined, opened
 from retrail.models.protocols import Candidate
 
-
-def corpus_of(*ids):
-    return Corpus.from_nodes(Node(i, i.rpartition("/")[0] or None, f"title {i}", f"text {i}") for i in ids)
-
-
 GUIDE = corpus_of("a", "b", "c", "a/1", "a/2", "b/1", "b/1/x", "b/1/y", "b/2")  # "c" is a leaf at the top
 VALUES = {"a": 0.3, "b": 0.9, "c": 0.6, "a/1": 0.95, "a/2": 0.05, "b/1": 0.8, "b/2": 0.4, "b/1/x": 0.2, "b/1/y": 0.7}
-
-
-def believing(values, default=0.1):
-    return lambda query, candidate: values.get(candidate.id, default)
-
-
-def guess(query, candidate):
-    return zlib.crc32(f"{query}|{candidate.id}".encode()) / 2**32
-
-
-@st.composite
-def trees(draw):
-    parents = [None]
-    for n in range(1, draw(st.integers(1, 40))):
-        parents.append(draw(st.one_of(st.none(), st.integers(max(0, n - 6), n - 1))))
-    return Corpus.from_nodes(
-        Node(f"n{n}", None if p is None else f"n{p}", f"t{n}", f"x{n}") for n, p in enumerate(parents)
-    )
 
 
 @given(trees(), st.data())

@@ -1,56 +1,18 @@
-"""The decision app over real HTTP: what it answers to good requests, to wrong ones, and under load."""
+"""The decision app over real HTTP: what it answers to good requests, and to wrong ones."""
 
 import json
-import socket
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
 import pytest
 from fakes import COST, make_slate
 from http_servers import local_scorer, plain_slate, running, serving
+from known_scorer import RERANK, Known, ok
 
-from retrail.models.config import ServedOptions
 from retrail.models.decision.served import ServedScorer
 from retrail.models.decision.server import decision_app
 from retrail.models.decision.server_plan import choice_confidence, score_confidence
-from retrail.models.protocols import Candidate, Slate, SlateScores
-
-
-class Known:
-    """P(yes) is the share of "a" in a text; a choice is in proportion. `calls` holds the slates of every call.
-
-    hold: every call waits until this event is set.
-    """
-
-    max_candidates, max_candidate_tokens_per_slate = 4, 100
-
-    def __init__(self, hold=None, fail=()):
-        self.calls, self.hold, self.fail = [], hold, fail
-        self.began = threading.Event()
-
-    def num_tokens(self, candidate):
-        return len(candidate.text)
-
-    def yes(self, slates):
-        return self._answer(slates, lambda v: v)
-
-    def choose(self, slates, *, none=False):
-        out = self._answer(slates, lambda v: (v + 1e-9) / (v + 1e-9).sum() * (0.75 if none else 1))
-        return [SlateScores(o.values_C, o.notes, o.cost, 0.25) for o in out] if none else out
-
-    def _answer(self, slates, change):
-        self.calls.append(list(slates))
-        self.began.set()
-        if self.hold is not None:
-            assert self.hold.wait(20)
-        for slate in slates:
-            if slate.query in self.fail:
-                raise ValueError(f"cannot say {slate.query}")
-        shares = [np.array([c.text.count("a") / max(1, len(c.text)) for c in s.candidates]) for s in slates]
-        return [SlateScores(change(s), (), COST) for s in shares]
+from retrail.models.protocols import Candidate, Slate
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +32,6 @@ def systemone(state, **questions):
 
 STATE = {"query": "q", "candidates": [{"text": "aaab"}, {"text": "ab"}, {"text": "bbba"}]}
 ASK_2 = {"type": "noul", "instructions": "Is candidate 2 any good?"}
-
-
-def ok(response):
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def test_a_slate_in_the_state(known):
@@ -194,7 +151,6 @@ def test_confidences_by_hand():
 
 # --- wrong requests ----------------------------------------------------------------------------------------------
 
-RERANK = {"query": "q", "documents": ["a"]}
 PREDICATE = {"type": "predicate", "instructions": "candidate 1"}
 
 
@@ -317,141 +273,3 @@ def test_large_bodies_are_refused(known):
     except httpx.WriteError:
         pass
     assert ok(known.post("/v1/rerank", json=RERANK))
-
-
-# --- batches -----------------------------------------------------------------------------------------------------
-
-
-def rerank_in_thread(pool, url, query, text="a"):
-    return pool.submit(httpx.post, f"{url}/v1/rerank", json={"query": query, "documents": [text]}, timeout=20)
-
-
-def wait_for(condition):
-    for _ in range(500):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not happen")
-
-
-def waiting(url):
-    return httpx.get(f"{url}/health").json()["waiting"]
-
-
-def test_what_waits_together_is_asked_together():
-    hold = threading.Event()
-    scorer = Known(hold)
-    with serving(scorer) as (url, _), ThreadPoolExecutor(8) as pool:
-        first = rerank_in_thread(pool, url, "first")
-        assert scorer.began.wait(10)
-        others = [rerank_in_thread(pool, url, f"q{n}", "a" * n + "b") for n in range(6)]
-        wait_for(lambda: waiting(url) == 6)
-        hold.set()
-        scores = [ok(f.result())["results"][0]["relevance_score"] for f in others]
-        ok(first.result())
-    assert [len(call) for call in scorer.calls] == [1, 6]
-    assert scores == pytest.approx([n / (n + 1) for n in range(6)])
-
-
-def test_batches_keep_to_the_budget_of_tokens():
-    hold = threading.Event()
-    scorer = Known(hold)
-    with serving(scorer, max_tokens=50) as (url, _), ThreadPoolExecutor(8) as pool:
-        futures = [rerank_in_thread(pool, url, "first")]
-        assert scorer.began.wait(10)
-        futures += [rerank_in_thread(pool, url, f"q{n}", "a" * 20) for n in range(5)]
-        wait_for(lambda: waiting(url) == 5)
-        hold.set()
-        for future in futures:
-            ok(future.result())
-    assert [len(call) for call in scorer.calls] == [1, 2, 2, 1]
-
-
-def test_a_failing_request_spoils_no_other():
-    hold = threading.Event()
-    scorer = Known(hold, fail={"bad"})
-    with serving(scorer) as (url, _), ThreadPoolExecutor(8) as pool:
-        futures = [rerank_in_thread(pool, url, "first")]
-        assert scorer.began.wait(10)
-        bad = rerank_in_thread(pool, url, "bad")
-        futures += [rerank_in_thread(pool, url, f"q{n}") for n in range(3)]
-        wait_for(lambda: waiting(url) == 4)
-        hold.set()
-        for future in futures:
-            ok(future.result())
-        assert bad.result().status_code == 500 and "cannot say bad" in bad.result().text
-        ok(httpx.post(f"{url}/v1/rerank", json=RERANK))
-
-
-def test_a_full_queue_says_come_back():
-    hold = threading.Event()
-    scorer = Known(hold)
-    with serving(scorer, max_waiting=2) as (url, app), ThreadPoolExecutor(8) as pool:
-        futures = [rerank_in_thread(pool, url, "first")]
-        assert scorer.began.wait(10)
-        futures += [rerank_in_thread(pool, url, f"q{n}") for n in range(2)]
-        wait_for(lambda: waiting(url) == 2)
-        refused = httpx.post(f"{url}/v1/rerank", json=RERANK)
-        assert (
-            refused.status_code == 503 and refused.headers["retry-after"] == "1" and "2 requests wait" in refused.text
-        )
-        hold.set()
-        for future in futures:
-            ok(future.result())
-
-
-def test_clients_that_go_away_drop_their_work():
-    hold = threading.Event()
-    scorer = Known(hold)
-    # No wrapper around the app: it must see the connection itself.
-    with running(decision_app(scorer, name="m")) as url, ThreadPoolExecutor(2) as pool:
-        first = rerank_in_thread(pool, url, "first")
-        assert scorer.began.wait(10)
-        body = json.dumps({"query": "gone", "documents": ["a"]})
-        address = url.removeprefix("http://").split(":")
-        with socket.create_connection((address[0], int(address[1]))) as raw:
-            head = f"POST /v1/rerank HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-            raw.sendall((head + body).encode())
-            wait_for(lambda: waiting(url) == 1)
-        time.sleep(0.3)  # the server notices in its own time
-        hold.set()
-        ok(first.result())
-        ok(httpx.post(f"{url}/v1/rerank", json={"query": "last", "documents": ["a"]}))
-    assert [s.query for call in scorer.calls for s in call] == ["first", "last"]
-
-
-def workers():
-    return {thread for thread in threading.enumerate() if thread.name == "decision-model"}
-
-
-def test_stopping_answers_what_was_accepted():
-    hold, before = threading.Event(), workers()
-    scorer = Known(hold)
-    with ThreadPoolExecutor(8) as pool:
-        with running(decision_app(scorer, name="m")) as url:
-            futures = [rerank_in_thread(pool, url, "first")]
-            assert scorer.began.wait(10)
-            futures += [rerank_in_thread(pool, url, f"q{n}") for n in range(4)]
-            wait_for(lambda: waiting(url) == 4)
-            threading.Timer(0.5, hold.set).start()
-        for future in futures:
-            ok(future.result())
-    assert workers() == before
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url}/health")
-
-
-def test_two_hundred_clients_lose_nothing(local):
-    slates = [plain_slate(f"question {n}", f"alpha {n}", "beta gamma", f"delta {n * 7}") for n in range(200)]
-    expected = [answer.values_C for answer in local.yes(slates)]
-    gate = threading.Barrier(200)
-
-    def ask(n):
-        with ServedScorer(url, "m", options=ServedOptions(retries=0)) as client:
-            gate.wait(60)
-            return client.yes([slates[n]])[0].values_C
-
-    with running(decision_app(local, name="m")) as url, ThreadPoolExecutor(200) as pool:
-        answers = list(pool.map(ask, range(200)))
-    np.testing.assert_allclose(answers, expected, atol=1e-5)
-    assert len({tuple(v) for v in expected}) == 200
