@@ -2,12 +2,12 @@
 
 import json
 import sqlite3
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import numpy as np
 import pytest
 import torch
+from loopback import listening
 
 from retrail.data_prep.hits import Cost
 from retrail.models.backbone import load_backbone
@@ -171,14 +171,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.seen, http.script = [], {}
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
-    thread.start()
-    yield http
-    http.shutdown()
-    http.server_close()
-    thread.join()
+    with listening(Handler, seen=[], script={}) as http:
+        yield http
 
 
 def served(server, **settings):

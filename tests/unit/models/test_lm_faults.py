@@ -4,11 +4,11 @@ import json
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
+from loopback import listening
 
 from retrail.data_prep.hits import Cost
 from retrail.models.lm_server import ServedLanguageModel, ServerError, plain_text
@@ -38,14 +38,8 @@ class Slow(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
-    http.seen, http.delay = [], 0.0
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
-    thread.start()
-    yield http
-    http.shutdown()
-    http.server_close()
-    thread.join()
+    with listening(Slow, seen=[], delay=0.0) as http:
+        yield http
 
 
 def test_a_slow_server_is_an_error_that_names_it(server):

@@ -92,18 +92,17 @@ def test_the_teacher_stays_as_it_was_while_the_student_learns():
 @HEADS
 def test_loss_falls(head, queries):
     model, objective = distil(head, queries, teacher_temperature=0.005)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.003)
     batch = objective.collate([(row, 0) for row in range(6)])
     losses = []
-    for _ in range(25):
+    for _ in range(60):
         sums = objective.loss(model, batch).sums
         loss = sum(objective.weights[name] * sums[name] / batch.counts[name] for name in sums if name != "bce")
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(float(loss))
-    # By its best step: with three queries it turns up again, and random weights leave yes/no little room.
-    assert min(losses) < 0.9 * losses[0]
+    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_an_empty_batch_counts_nothing():
