@@ -173,18 +173,20 @@ class DecisionObjective:
         labels_Q, query_Q = batch.labels_Q.to(device), batch.query_Q.to(device)
         weight_Q, weight_N = batch.weight_Q.to(device), batch.weight_N.to(device)
         N = len(weight_N)
-        sums = {
-            "bce": bce_sum(yes_Q, labels_Q, weight_Q),
-            "listwise": listwise_sum(yes_Q, labels_Q, query_Q, N, weight_N),
-        }
+        sums = {"bce": bce_sum(yes_Q, labels_Q, weight_Q), "listwise": self.listwise(yes_Q, batch)}
         asked = [] if choice_Q is None else list(choice_Q.split(len(labels_Q)))  # as `_packed` asks
         if self._asks_choice:
-            sums["choice"] = listwise_sum(asked[0], labels_Q, query_Q, N, weight_N)
+            sums["choice"] = self.listwise(asked[0], batch)
         if self.config.none_weight > 0:
             sums["none"] = none_sum(asked[-1] if self._asks_none else yes_Q, labels_Q, query_Q, N, weight_N)
         if not batch.names:
             return LossParts({name: value * 0.0 for name, value in sums.items()})
         return LossParts(sums)
+
+    def listwise(self, logits_Q: Tensor, batch: DecisionBatch) -> Tensor:
+        """What the candidates of a slate are compared by: cross-entropy to its right ones."""
+        labels_Q, query_Q, weight_N = (x.to(logits_Q.device) for x in (batch.labels_Q, batch.query_Q, batch.weight_N))
+        return listwise_sum(logits_Q, labels_Q, query_Q, len(weight_N), weight_N)
 
     def slate(self, row: int, epoch: int) -> tuple[Slate, np.ndarray]:
         """The slate of a row in an epoch as its own query sees it, and its labels (C,) in float32."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...data_prep.corpus import Corpus
 from ...data_prep.examples import DecisionRow
@@ -21,8 +21,7 @@ from ...models.bm25 import BM25
 from ...models.decision.layout import SlateLayout
 from ...models.decision.likelihood import QueryLikelihood
 from ..config import DecisionObjectiveConfig
-from ..losses import bce_sum, distil_sum
-from .base import Batch, LossParts
+from ..losses import distil_sum
 from .decision import DecisionBatch, DecisionObjective, Example
 
 _AT_ONCE = 256
@@ -81,24 +80,8 @@ class DistilObjective(DecisionObjective):
         teacher_Q = torch.from_numpy(np.concatenate(sums)) if sums else torch.zeros(len(batch.labels_Q))
         return replace(batch, teacher_Q=teacher_Q.float())
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossParts:
-        """Sums of each term from one forward pass; `batch` comes from `collate`."""
-        assert isinstance(batch, DecisionBatch) and batch.teacher_Q is not None
-        device = next(model.parameters()).device
-        yes_Q, choice_Q = model(batch.slates.to(device), batch.choices.to(device) if batch.choices else None)
-        teacher_Q, query_Q = batch.teacher_Q.to(device), batch.query_Q.to(device)
-        weight_N = batch.weight_N.to(device)
-
-        def from_teacher(logits_Q: Tensor) -> Tensor:
-            temperature = self.config.teacher_temperature
-            return distil_sum(logits_Q, teacher_Q, query_Q, len(weight_N), weight_N, temperature)
-
-        sums = {
-            "bce": bce_sum(yes_Q, batch.labels_Q.to(device), batch.weight_Q.to(device)),
-            "listwise": from_teacher(yes_Q),
-        }
-        if choice_Q is not None:
-            sums["choice"] = from_teacher(choice_Q)
-        if not batch.names:
-            return LossParts({name: value * 0.0 for name, value in sums.items()})
-        return LossParts(sums)
+    def listwise(self, logits_Q: Tensor, batch: DecisionBatch) -> Tensor:
+        """What the candidates of a slate are compared by: KL divergence from the teacher's softmax."""
+        assert batch.teacher_Q is not None
+        teacher_Q, query_Q, weight_N = (x.to(logits_Q.device) for x in (batch.teacher_Q, batch.query_Q, batch.weight_N))
+        return distil_sum(logits_Q, teacher_Q, query_Q, len(weight_N), weight_N, self.config.teacher_temperature)
