@@ -27,12 +27,6 @@ class FixedSlates:
         self._starts = cache(self._cut_level)
         self._candidates = cache(self._read)
 
-    def slates(self, query: str, level: int) -> list[Slate]:
-        """All slates of a level."""
-        stop = self._corpus.level_rows(level).stop
-        starts = [*self._starts(level).tolist(), stop]
-        return [Slate(query, self._candidates(a, b)) for a, b in zip(starts, starts[1:], strict=False)]
-
     def ask(self, query: str, rows: Ints) -> tuple[list[Slate], Ints]:
         """The slates that hold these rows, and where each row stands among all their candidates, one after another."""
         slates: list[Slate] = []
