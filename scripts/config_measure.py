@@ -151,7 +151,7 @@ class PoolsRun(Command):
     split: which queries.
     depth: candidates of a pool: the gold nodes and the best of `negatives` in turn.
     negatives: where wrong candidates come from: `bm25`, `dense` (MiniLM), `splade`.
-    sizes: how many candidates stand in one request.
+    sizes: how many candidates stand in one request; the others are compared with the last.
     anchors: also judge the sizes that split a pool with so many anchors in each slate (0: not).
     pages: also judge page by page, with and without a temperature by slate size that was fitted on the other half of
         the pools.

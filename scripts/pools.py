@@ -47,7 +47,9 @@ def run(run: PoolsRun) -> int:
         results.append(SystemResult(name=name, evaluation=evaluation, cost=cost, searched=len(hits)))
     console = Console() if sys.stdout.isatty() else Console(width=max(160, Console().width))
     console.print(compare_table(results, title=f"{task.name}, {len(pools)} pools of {run.depth}"))
-    lines = compare_lines(list(reversed(results)), run.metrics[0])
+    lines = compare_lines([results[-1], *results[:-1]], run.metrics[0])
+    each = "; ".join(f"{result.name}: {result.cost.requests / result.searched:.1f}" for result in results)
+    lines.append(f"requests a pool, which are more where the model's context holds fewer candidates: {each}")
     for line in lines:
         console.print(line, highlight=False)
     out = Path(run.out) if run.out else Path(run.retriever) / "pools"
@@ -58,20 +60,20 @@ def run(run: PoolsRun) -> int:
 
 
 def _settings(run: PoolsRun) -> dict[str, NavigateConfig]:
-    """How the pools are judged, by the name of the row."""
+    """How the pools are judged, by the name of the row; the last is what the others are compared with."""
     from ..models.config import NavigateConfig
 
-    rows = {f"{size} a request": NavigateConfig(slate_size=size) for size in run.sizes}
-    if run.anchors:
-        split = [size for size in run.sizes if run.anchors < size < run.depth]
-        rows |= {
-            f"{size} a request, {run.anchors} anchors": NavigateConfig(slate_size=size, anchors=run.anchors)
-            for size in split
-        }
+    rows: dict[str, NavigateConfig] = {}
     if run.pages:
         pages = NavigateConfig(scoring="page_by_page")
         rows |= {"page by page": pages, f"page by page{_COOLED}": pages}
-    return rows
+    if run.anchors:
+        rows |= {
+            f"{size} a request, {run.anchors} anchors": NavigateConfig(slate_size=size, anchors=run.anchors)
+            for size in run.sizes
+            if run.anchors < size < run.depth
+        }
+    return rows | {f"{size} a request": NavigateConfig(slate_size=size) for size in run.sizes}
 
 
 def _scorer(run: PoolsRun) -> LocalScorer:

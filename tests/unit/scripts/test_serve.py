@@ -19,7 +19,8 @@ from retrail.scripts.config import SearchBudget, ServeRun
 from retrail.scripts.systems import open_retriever
 
 CHILD = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal; a job in the background ignores it
 from http_servers import local_scorer
 from retrail.models import load
 load.load_scorer = lambda path, device: local_scorer()
