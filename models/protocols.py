@@ -118,6 +118,68 @@ class DecisionScorer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class State:
+    """What one query vector is made of: instruction, query and observed documents (RDR Eq. 1, s = [i; q; ctx(O_s)]).
+
+    `observed` are texts of documents, in the order in which they were observed. `role` chooses the instruction of the
+    prompt (root, continuation, recovery, recovery_view, feedback, assembly); `instruction` stands in for the root
+    instruction of the preset (None: the preset's own).
+    """
+
+    query: str
+    observed: tuple[str, ...] = ()
+    role: str = "root"
+    instruction: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateVectors:
+    """Unit vectors of states, float32 (S, D); what each cost; and what a reader must know of each (a text was cut)."""
+
+    vectors_SD: np.ndarray
+    costs: tuple[Cost, ...]
+    notes: tuple[tuple[str, ...], ...]
+
+
+class EncoderSession(Protocol):
+    """States of some queries, encoded one level after the other; what they share may be remembered in between."""
+
+    def encode(self, states: Sequence[State], owners: Sequence[int]) -> StateVectors:
+        """One vector a state. `owners` says which query each state belongs to: only states of one owner share."""
+        ...
+
+    def forget(self, owner: int) -> None:
+        """Free what is remembered for a query; nothing where nothing is."""
+        ...
+
+
+class StateEncoder(Protocol):
+    """Turns states and documents into unit vectors of one space: a causal LM, or any sentence-transformers model."""
+
+    @property
+    def dim(self) -> int:
+        """D, the number of dimensions."""
+        ...
+
+    @property
+    def contract(self) -> Mapping[str, object]:
+        """Everything that a vector depends on, as plain JSON; an index is refused by an encoder of another contract."""
+        ...
+
+    def encode(self, states: Sequence[State]) -> StateVectors:
+        """One vector a state, nothing remembered."""
+        ...
+
+    def encode_documents(self, texts: Sequence[str], *, progress: bool = False) -> np.ndarray:
+        """Unit vectors of documents, float32 (N, D); documents carry no instruction."""
+        ...
+
+    def session(self) -> EncoderSession:
+        """A fresh session, to be used by one search."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """One turn for a language model: instructions of ours, and the user's words, which are data."""
 

@@ -1,0 +1,1 @@
+"""RDR: one instruction-conditioned encoder of states, recursive search, and readouts over all states."""
