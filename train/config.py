@@ -138,7 +138,9 @@ class DecisionObjectiveConfig:
     teacher: who says what is right: `labels`, the judgements of the data, or `likelihood`, the untrained model's own
         log p(query | candidate): no judgement is read, every query of the split counts, and a step takes a further pass
         of the teacher over each query and candidate (see `train/objectives/distil.py`).
-    teacher_temperature: what its log-probabilities are divided by; higher teaches more of the order below the best.
+    teacher_temperature: what the teacher's gains (nats a query token) are divided by to be log-odds; higher teaches
+        more of the order below the best, and less sure answers.
+    teacher_yes: the gain at which its answer turns from no to yes; a lower one says yes to more candidates.
     min_candidates, max_candidates: a slate's size is drawn uniformly between them.
     queries: how many queries ask about one slate at most, each with its own right node there; more learn more a token,
         and take decision.order=candidates_first. `random_share` then is the share of their nodes that are not hard.
@@ -171,7 +173,8 @@ class DecisionObjectiveConfig:
     """
 
     teacher: str = "labels"
-    teacher_temperature: float = 1.0
+    teacher_temperature: float = 0.1
+    teacher_yes: float = 0.8
     min_candidates: int = 6
     max_candidates: int = 12
     queries: int = 1

@@ -56,19 +56,12 @@ def none_sum(
     )
 
 
-def distil_sum(
-    logits_Q: Tensor,
-    teacher_Q: Tensor,
-    slate_Q: Tensor,
-    num_slates: int,
-    weight_S: Tensor,
-    temperature: float,
-) -> Tensor:
-    """KL(softmax(teacher / temperature) || softmax(logits)) inside each slate, times the slate's weight, summed.
+def distil_sum(logits_Q: Tensor, teacher_Q: Tensor, slate_Q: Tensor, num_slates: int, weight_S: Tensor) -> Tensor:
+    """KL(softmax(teacher) || softmax(logits)) inside each slate, times the slate's weight, summed.
 
-    teacher_Q: log-probabilities up to a constant a slate. Count: the sum of the weights.
+    teacher_Q: log-odds, up to a constant a slate. Count: the sum of the weights.
     """
-    target_Q = log_softmax_by_slate(teacher_Q / temperature, slate_Q, num_slates)
+    target_Q = log_softmax_by_slate(teacher_Q, slate_Q, num_slates)
     gap_Q = target_Q - log_softmax_by_slate(logits_Q, slate_Q, num_slates)
     return (weight_S[slate_Q] * target_Q.exp() * gap_Q).sum()
 

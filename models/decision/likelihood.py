@@ -9,7 +9,7 @@ Shapes: N (query, passage) pairs, C candidates of a slate.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,21 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from ...data_prep.hits import Cost
 from ..prompts import LIKELIHOOD_PROMPT
 from ..protocols import Candidate, Slate, SlateScores
+from .batch import SlateBatch
 from .choose import check_options
-from .layout import SlateLayout, cut_query
+from .layout import PackedSlate, SlateLayout, cut_query
+from .model import DecisionModel
 from .scorer import length_groups
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Rows of logits (over the whole vocabulary) that are in memory together.
-_ROWS_AT_ONCE = 64
 _REMEMBERED_TEXTS = 32_768
 
 
@@ -65,6 +63,8 @@ class QueryLikelihood:
         embedding: Any = backbone.get_input_embeddings()
         self.device: torch.device = embedding.weight.device
         self.max_batch_tokens = max_batch_tokens or (32_768 if self.device.type == "cuda" else 2_048)
+        # Its head is never asked: what is read are whole branches (`label_log_probs`).
+        self._model = DecisionModel(backbone, (0, 0))
         self._before, self._after = layout.tokenizer.chat_frame(LIKELIHOOD_PROMPT.system)
         self._passage = layout.tokenizer.data(LIKELIHOOD_PROMPT.passage)
         self._shown = lru_cache(maxsize=_REMEMBERED_TEXTS)(self._tokenize)
@@ -80,26 +80,31 @@ class QueryLikelihood:
     def read(self, slates: Sequence[Slate]) -> list[SlateLikelihood]:
         """The likelihoods of each slate, which do not depend on what else is asked.
 
+        A passage that stands before several of these queries is read once for all of them.
+
         Raises:
             FloatingPointError: the model's logits are not finite.
         """
-        found = []
+        asked: dict[Candidate | None, dict[str, None]] = {}
+        for slate in slates:
+            for candidate in (None, *slate.candidates):
+                asked.setdefault(candidate, {})[slate.query] = None
         with self._reading():
-            for slate in slates:
-                asked = self.query(slate.query)
-                prompts = [self.prompt(None), *map(self.prompt, slate.candidates)]
-                sums = self._log_probs([(prompt, asked) for prompt in prompts]).cpu().numpy()
-                if not np.isfinite(sums).all():
-                    raise FloatingPointError(
-                        f"the model gives the query {slate.query[:60]!r} a log-probability of "
-                        f"{sums[~np.isfinite(sums)][0]}: its weights are damaged, or too large for its dtype; try "
-                        "model.dtype=float32 or bfloat16"
-                    )
-                found.append(SlateLikelihood(sums[1:], float(sums[0]), len(asked)))
-        return found
+            found = self._log_probs([(candidate, list(queries)) for candidate, queries in asked.items()])
+        return [self._of_slate(slate, found) for slate in slates]
+
+    def _of_slate(self, slate: Slate, found: Mapping[tuple[Candidate | None, str], float]) -> SlateLikelihood:
+        sums = np.array([found[candidate, slate.query] for candidate in (None, *slate.candidates)])
+        if not np.isfinite(sums).all():
+            raise FloatingPointError(
+                f"the model gives the query {slate.query[:60]!r} a log-probability of "
+                f"{sums[~np.isfinite(sums)][0]}: its weights are damaged, or too large for its dtype; try "
+                "model.dtype=float32 or bfloat16"
+            )
+        return SlateLikelihood(sums[1:], float(sums[0]), len(self.query(slate.query)))
 
     def num_tokens(self, slate: Slate) -> int:
-        """Tokens that `read` reads of it."""
+        """Tokens that `read` reads of it alone."""
         prompts = [self.prompt(None), *map(self.prompt, slate.candidates)]
         return sum(map(len, prompts)) + len(prompts) * len(self.query(slate.query))
 
@@ -123,31 +128,23 @@ class QueryLikelihood:
         finally:
             self.backbone.train(was_training)
 
-    def _log_probs(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Tensor:
-        """Log p of the second part of each pair after the first (N,), float64; pairs of similar length share a pass."""
-        sums_N = torch.zeros(len(pairs), dtype=torch.float64, device=self.device)
-        for group in length_groups([len(a) + len(b) for a, b in pairs], self.max_batch_tokens):
-            rows = [pairs[n][0] + pairs[n][1] for n in group]
-            ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-            for line, row in zip(ids, rows, strict=True):
-                line[: len(row)] = torch.tensor(row)
-            # Padding stands on the right and attention is causal: no real token sees it.
-            states = self._decoder()(input_ids=ids.to(self.device), use_cache=False).last_hidden_state
-            row_R = torch.tensor([i for i, n in enumerate(group) for _ in pairs[n][1]], device=self.device)
-            place_R = torch.tensor(
-                [len(pairs[n][0]) + t for n in group for t in range(len(pairs[n][1]))], device=self.device
-            )
-            target_R = ids.to(self.device)[row_R, place_R]
-            which_R = torch.tensor(group, device=self.device)[row_R]
-            for part in torch.arange(len(row_R), device=self.device).split(_ROWS_AT_ONCE):
-                logits = self.backbone.get_output_embeddings()(states[row_R[part], place_R[part] - 1]).float()
-                logp = -functional.cross_entropy(logits, target_R[part], reduction="none")
-                sums_N.index_add_(0, which_R[part], logp.double())
-        return sums_N
+    def _log_probs(
+        self, asked: Sequence[tuple[Candidate | None, list[str]]]
+    ) -> dict[tuple[Candidate | None, str], float]:
+        """Log p of each query after each passage it is asked of; passages of similar length share a pass."""
+        packed = [self._pack(candidate, queries) for candidate, queries in asked]
+        found: dict[tuple[Candidate | None, str], float] = {}
+        for group in length_groups([slate.num_tokens for slate in packed], self.max_batch_tokens):
+            batch = SlateBatch.of([packed[n] for n in group]).to(self.device)
+            pairs = [(asked[n][0], query) for n in group for query in asked[n][1]]
+            found |= zip(pairs, self._model.label_log_probs(batch).double().tolist(), strict=True)
+        return found
 
-    def _decoder(self) -> Any:
-        backbone: Any = self.backbone
-        return (backbone.get_base_model() if hasattr(backbone, "get_base_model") else backbone).base_model
+    def _pack(self, candidate: Candidate | None, queries: Sequence[str]) -> PackedSlate:
+        """A passage as the trunk, and each query as a branch, all of which is the label."""
+        branches = [self.query(query) for query in queries]
+        lengths = [len(branch) for branch in branches]
+        return PackedSlate(self.prompt(candidate), [], [], [], [], branches, lengths)
 
 
 class LikelihoodScorer:

@@ -124,6 +124,10 @@ class DecisionModel(nn.Module):
         """
         if self.head is not None:
             return self.yes_logits(batch)
+        return _against_none(self.label_log_probs(batch), batch)
+
+    def label_log_probs(self, batch: SlateBatch) -> Tensor:
+        """Log-probability of each branch's label tokens, given all before them (B,), float32."""
         trunk_STH, branch_SLH = self._states(batch)
         rows_SLH = torch.cat([_last(trunk_STH, batch.trunk_len_S)[:, None], branch_SLH], dim=1)
         label_SL = torch.zeros_like(batch.branch_SL, dtype=torch.bool)
@@ -135,8 +139,7 @@ class DecisionModel(nn.Module):
         parts = zip(before_RH.split(_ROWS_AT_ONCE), token_R.split(_ROWS_AT_ONCE), strict=True)
         logp_R = torch.cat([self._log_probs(h).gather(1, ids[:, None])[:, 0] for h, ids in parts])
         logp_SL = torch.zeros(label_SL.shape, device=logp_R.device).index_put((slate_R, place_R), logp_R)
-        logp_B = torch.where(real_BK, logp_SL[slate_B, batch.label_pos_BK.clamp(min=0)], 0.0).sum(1)
-        return _against_none(logp_B, batch)
+        return torch.where(real_BK, logp_SL[slate_B, batch.label_pos_BK.clamp(min=0)], 0.0).sum(1)
 
     def _log_probs(self, states_NH: Tensor) -> Tensor:
         return self.backbone.get_output_embeddings()(states_NH).float().log_softmax(-1)  # type: ignore[no-any-return]

@@ -31,7 +31,7 @@ _REMEMBERED_DRAWS = 4096
 class Example:
     """One training slate as each of its N queries sees it, the row's own first, with labels (N, C) in float32.
 
-    teacher_NC: log p(query | candidate), where that is distilled.
+    teacher_NC: a teacher's log-odds of yes, where that is distilled.
     """
 
     slates: tuple[Slate, ...]
@@ -46,7 +46,7 @@ class DecisionBatch:
     """Slates with one label a question (a query about a candidate); an empty batch carries one slate of weight zero.
 
     weight_Q: what each question counts in `bce`. weight_N: what each query of a slate counts in the other terms.
-    teacher_Q: log p(query | candidate), where that is distilled.
+    teacher_Q: a teacher's log-odds of yes, where that is distilled.
     """
 
     slates: SlateBatch

@@ -1,8 +1,12 @@
 """A start without labels: the model's own query likelihood, distilled into the decision head.
 
 An untrained model ranks passages far better by log p(query | passage) than by its yes/no answers. So the base model,
-its adapter switched off, scores each slate's candidates one by one, and the head learns to give the same order in one
-packed pass. No judgement is read: slates are drawn around what BM25 finds first for each query.
+its adapter switched off, reads each candidate alone, and the head learns to give the same order in one packed pass. No
+judgement is read: slates are drawn around what BM25 finds first for each query.
+
+The teacher's log-odds of yes are (gain - objective.teacher_yes) / objective.teacher_temperature, where a candidate's
+gain is what it adds to the mean log-probability of a query token (`SlateLikelihood.gains_C`). One set of log-odds can
+fit both terms of the loss: the binary one takes them as they are, the listwise one their differences.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from ...data_prep.task import Qrels, Query
 from ...models.bm25 import BM25
 from ...models.decision.layout import SlateLayout
 from ...models.decision.likelihood import QueryLikelihood
+from ...models.decision.odds import sigmoid
 from ..config import DecisionObjectiveConfig
 from ..losses import distil_sum
 from .decision import DecisionBatch, DecisionObjective, Example
@@ -45,9 +50,9 @@ class DistilObjective(DecisionObjective):
     """KL divergence from the teacher's softmax over each slate, and cross-entropy to its P(yes) of each candidate.
 
     Terms: `listwise` (and `choice`, for the multiple-choice question of a yes/no head): KL of the head's softmax from
-    softmax(log p(query | candidate) / objective.teacher_temperature); `bce`: to `LikelihoodScorer.yes`. The teacher
-    reads every slate when it is drawn and nothing else at that time, so its answers, like all of a row, follow from
-    (seed, epoch, row), and a resumed run is the unbroken one.
+    that of the teacher's log-odds; `bce`: to their logistic function. The teacher reads every slate when it is drawn
+    and nothing else at that time, so its answers, like all of a row, follow from (seed, epoch, row), and a resumed run
+    is the unbroken one.
     """
 
     def __init__(
@@ -69,19 +74,22 @@ class DistilObjective(DecisionObjective):
         """The slate of a row in an epoch, with the teacher's answers as labels."""
         drawn = super().example(row, epoch)
         read = self.teacher.read(drawn.slates)
-        yes_NC = np.stack([1 / (1 + np.exp(-likelihood.gains_C)) for likelihood in read])
-        sums_NC = np.stack([likelihood.sums_C for likelihood in read])
-        return replace(drawn, labels_NC=yes_NC.astype(np.float32), teacher_NC=sums_NC)
+        gains_NC = np.stack([likelihood.gains_C for likelihood in read])
+        odds_NC = (gains_NC - self.config.teacher_yes) / self.config.teacher_temperature
+        return replace(drawn, labels_NC=sigmoid(odds_NC).astype(np.float32), teacher_NC=odds_NC)
 
     def batch(self, drawn: Sequence[Example]) -> DecisionBatch:
         """The microbatch of these slates."""
         batch = super().batch(drawn)
-        sums = [example.teacher_NC.ravel() for example in drawn if example.teacher_NC is not None]
-        teacher_Q = torch.from_numpy(np.concatenate(sums)) if sums else torch.zeros(len(batch.labels_Q))
-        return replace(batch, teacher_Q=teacher_Q.float())
+        odds = [example.teacher_NC.ravel() for example in drawn if example.teacher_NC is not None]
+        teacher_Q = torch.from_numpy(np.concatenate(odds)) if odds else torch.zeros(len(batch.labels_Q))
+        # Every slate has an order to be learnt, also one where the teacher says yes to nothing.
+        asked = float(batch.weight_N.double().sum()) if drawn else 0.0
+        counts = {name: asked if name in ("listwise", "choice") else count for name, count in batch.counts.items()}
+        return replace(batch, teacher_Q=teacher_Q.float(), counts=counts)
 
     def listwise(self, logits_Q: Tensor, batch: DecisionBatch) -> Tensor:
         """What the candidates of a slate are compared by: KL divergence from the teacher's softmax."""
         assert batch.teacher_Q is not None
         teacher_Q, query_Q, weight_N = (x.to(logits_Q.device) for x in (batch.teacher_Q, batch.query_Q, batch.weight_N))
-        return distil_sum(logits_Q, teacher_Q, query_Q, len(weight_N), weight_N, self.config.teacher_temperature)
+        return distil_sum(logits_Q, teacher_Q, query_Q, len(weight_N), weight_N)

@@ -12,6 +12,7 @@ from retrail.models.backbone import add_adapter
 from retrail.models.config import AdapterConfig
 from retrail.models.decision.likelihood import LikelihoodScorer, QueryLikelihood, SlateLikelihood
 from retrail.models.decision.rerank import Reranker
+from retrail.models.decision.trunks import padded_length
 from retrail.models.prompts import LIKELIHOOD_PROMPT
 from retrail.models.protocols import Candidate, Slate
 
@@ -48,6 +49,29 @@ def test_equals_one_pass_a_pair(tiny, slates, max_batch_tokens):
         assert read.sums_C == pytest.approx([naive(model, layout, slate, c) for c in slate.candidates], abs=1e-4)
         assert read.alone == pytest.approx(naive(model, layout, slate, None), abs=1e-4)
         assert read.query_tokens == min(24, len(layout.tokenizer.data(slate.query)))
+
+
+def test_a_passage_is_read_once_for_all_queries(tiny, monkeypatch):
+    model, layout = tiny
+    [first] = [make_slate(4)]
+    asked = [Slate(query, first.candidates) for query in ("one", "one two", "where is it?", "one two three")]
+    alone = [QueryLikelihood(model.backbone, layout).read([slate])[0] for slate in asked]
+    read = []
+    decoder = model.backbone.base_model
+    monkeypatch.setattr(
+        decoder, "forward", lambda *a, _old=decoder.forward, **k: read.append(k["input_ids"].numel()) or _old(*a, **k)
+    )
+    likelihood = QueryLikelihood(model.backbone, layout, max_batch_tokens=1)
+    together = likelihood.read(asked)
+    tokens = sum(read)
+    for slate, one, other in zip(asked, alone, together, strict=True):
+        assert other.sums_C == pytest.approx(one.sums_C, abs=1e-4)
+        assert other.sums_C == pytest.approx([naive(model, layout, slate, c) for c in slate.candidates], abs=1e-4)
+        assert (other.alone, other.query_tokens) == (pytest.approx(one.alone, abs=1e-4), one.query_tokens)
+    prompts = [likelihood.prompt(c) for c in (None, *first.candidates)]
+    # What queries begin with alike is read once too.
+    tree = {tuple(ids[:n]) for ids in (likelihood.query(s.query) for s in asked) for n in range(1, len(ids) + 1)}
+    assert tokens <= sum(map(padded_length, map(len, prompts))) + len(prompts) * len(tree)
 
 
 def test_an_adapter_is_off_while_it_reads(slates):

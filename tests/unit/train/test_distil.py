@@ -9,7 +9,7 @@ from decision_toy import tiny_decision, toy_corpus, toy_queries, toy_task
 
 from retrail.data_prep.task import Query, Task
 from retrail.models.config import AdapterConfig
-from retrail.models.decision.likelihood import LikelihoodScorer, QueryLikelihood
+from retrail.models.decision.likelihood import QueryLikelihood
 from retrail.scripts import train
 from retrail.train.config import DecisionObjectiveConfig
 from retrail.train.losses import distil_sum
@@ -44,15 +44,16 @@ def test_anchors_are_what_bm25_finds_first():
 
 @HEADS
 def test_labels_are_the_teachers_answers(head, queries):
-    model, objective = distil(head, queries)
-    scorer = LikelihoodScorer(objective.teacher)
+    model, objective = distil(head, queries, teacher_temperature=0.25, teacher_yes=0.1)
     for row in (0, 5):
         example = objective.example(row, 1)
         assert example.slates == objective.shared(row, 1)[0]
-        for slate, yes_C, sums_C in zip(example.slates, example.labels_NC, example.teacher_NC, strict=True):
-            assert yes_C == pytest.approx(scorer.yes([slate])[0].values_C, abs=1e-6)
-            share = np.exp(sums_C - sums_C.max())
-            assert share / share.sum() == pytest.approx(scorer.choose([slate])[0].values_C, abs=1e-6)
+        for slate, yes_C, odds_C in zip(example.slates, example.labels_NC, example.teacher_NC, strict=True):
+            [read] = objective.teacher.read([slate])
+            per_token = (read.sums_C - read.alone) / read.query_tokens
+            assert odds_C == pytest.approx((per_token - 0.1) * 4, abs=1e-5)
+            assert yes_C == pytest.approx(1 / (1 + np.exp(-odds_C)), abs=1e-6)
+            assert np.ptp(yes_C) > 1e-4
 
 
 @HEADS
@@ -68,8 +69,8 @@ def test_loss_is_that_of_slate_after_slate(head, queries):
         logits_Q, _ = model(objective.batch([example]).slates)
         N, C = example.labels_NC.shape
         for n in range(N):
-            logits, sums = logits_Q[n * C : (n + 1) * C], torch.from_numpy(example.teacher_NC[n]).float()
-            total += float(distil_sum(logits, sums, torch.zeros(C, dtype=torch.long), 1, torch.ones(1), 0.05))
+            logits, odds = logits_Q[n * C : (n + 1) * C], torch.from_numpy(example.teacher_NC[n]).float()
+            total += float(distil_sum(logits, odds, torch.zeros(C, dtype=torch.long), 1, torch.ones(1)))
     assert float(parts.sums["listwise"]) == pytest.approx(total, rel=1e-4)
     count = sum(len(objective.shared(*key)[0]) for key in rows)
     assert batch.counts["listwise"] == count and (head != "yes_no" or batch.counts["choice"] == count)
@@ -91,7 +92,7 @@ def test_the_teacher_stays_as_it_was_while_the_student_learns():
 
 @HEADS
 def test_loss_falls(head, queries):
-    model, objective = distil(head, queries, teacher_temperature=0.005)
+    model, objective = distil(head, queries, teacher_temperature=0.02, teacher_yes=0.0)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.003)
     batch = objective.collate([(row, 0) for row in range(6)])
     losses = []
@@ -103,6 +104,13 @@ def test_loss_falls(head, queries):
         optimizer.step()
         losses.append(float(loss))
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_a_slate_without_any_yes_counts():
+    _, objective = distil("yes_no", teacher_yes=1e6)
+    batch = objective.collate([(0, 0), (1, 0)])
+    assert not batch.labels_Q.any()
+    assert batch.counts["listwise"] == batch.counts["choice"] == 2
 
 
 def test_an_empty_batch_counts_nothing():

@@ -129,23 +129,23 @@ def test_none_counts_what_a_slate_weighs():
 
 
 def test_distillation_by_hand():
-    # The teacher's log-probabilities 0 and -log 9 at temperature 2: odds 3, so 3/4 and 1/4. The student says 1/2, 1/2.
-    teacher = torch.tensor([0.0, -math.log(9.0), 5.0], dtype=torch.float64)
+    # The teacher's log-odds differ by log 3, so 3/4 and 1/4. The student says 1/2, 1/2.
+    teacher = torch.tensor([0.2, 0.2 - math.log(3.0), 5.0], dtype=torch.float64)
     logits, slate = torch.tensor([0.3, 0.3, -7.0], dtype=torch.float64), torch.tensor([0, 0, 1])
     expected = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
     weight = torch.tensor([1.0, 4.0], dtype=torch.float64)
-    assert distil_sum(logits, teacher, slate, 2, weight, 2.0).item() == pytest.approx(expected)
-    assert distil_sum(logits, teacher, slate, 2, 3 * weight, 2.0).item() == pytest.approx(3 * expected)
+    assert distil_sum(logits, teacher, slate, 2, weight).item() == pytest.approx(expected)
+    assert distil_sum(logits, teacher, slate, 2, 3 * weight).item() == pytest.approx(3 * expected)
 
 
 def test_distillation_is_torchs_kl_and_zero_where_student_and_teacher_agree():
     generator = torch.Generator().manual_seed(0)
     teacher, logits = (torch.randn(3, 5, dtype=torch.float64, generator=generator) * 4 for _ in range(2))
     slate, weight = torch.arange(3).repeat_interleave(5), torch.ones(3, dtype=torch.float64)
-    ours = distil_sum(logits.flatten(), teacher.flatten(), slate, 3, weight, 1.5)
-    theirs = kl_div(logits.log_softmax(1), (teacher / 1.5).log_softmax(1), log_target=True, reduction="sum")
+    ours = distil_sum(logits.flatten(), teacher.flatten(), slate, 3, weight)
+    theirs = kl_div(logits.log_softmax(1), teacher.log_softmax(1), log_target=True, reduction="sum")
     torch.testing.assert_close(ours, theirs)
-    same = distil_sum((teacher / 1.5 + 8).flatten(), teacher.flatten(), slate, 3, weight, 1.5)
+    same = distil_sum((teacher + 8).flatten(), teacher.flatten(), slate, 3, weight)
     assert same.item() == pytest.approx(0.0, abs=1e-12)
     leaf = logits.flatten().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: distil_sum(x, teacher.flatten(), slate, 3, weight, 1.5), leaf)
+    assert torch.autograd.gradcheck(lambda x: distil_sum(x, teacher.flatten(), slate, 3, weight), leaf)
