@@ -17,7 +17,7 @@ from ...data_prep.hits import Cost
 from ..protocols import DecisionScorer, Slate, SlateScores
 from .around import ScorerAround
 from .odds import log_odds, sigmoid
-from .slates import Cut, Pool, PoolScores, ranked, short_notes, split
+from .slates import Cut, Pool, PoolScores, short_notes, split
 
 # Where a fit has no end (every answer right, or none), the scale stops here.
 _SCALES = (1 / 20, 20.0)
@@ -52,11 +52,6 @@ def spread_anchors(count: int, anchors: int) -> list[int]:
     """Positions of `anchors` candidates (all, if there are fewer), evenly spaced in reading order."""
     anchors = min(anchors, count)
     return [(2 * n + 1) * count // (2 * anchors) for n in range(anchors)]
-
-
-def best_anchors(values_C: np.ndarray, anchors: int) -> list[int]:
-    """Positions of the best of a first pass, in reading order: they compare slates where it matters, for a second."""
-    return sorted(ranked(values_C)[:anchors].tolist())
 
 
 def slate_temperature(size: int, temperature: Sequence[float]) -> float:
@@ -121,12 +116,10 @@ def score_pools_anchored(
     anchors: int,
     *,
     cut: Cut | None = None,
-    choose: Callable[[Pool], Sequence[int]] | None = None,
 ) -> list[PoolScores]:
     """As `score_pools`, but slates of a split pool share anchors, and each loses its offset to them in log-odds.
 
     anchors: how many; more compares better and leaves each slate less room, so that a pool takes more slates.
-    choose: the anchors' positions of a pool (None: `spread_anchors`).
 
     A candidate that is an anchor keeps the value of its own slate. A pool of one slate is scored as `score_pools` does.
 
@@ -134,8 +127,7 @@ def score_pools_anchored(
         ValueError: a pool is empty, or the anchors leave no room in a slate.
     """
     cut = cut or Cut.of(scorer)
-    plans = [_plan(scorer, pool, spread_anchors(len(pool.candidates), anchors) if choose is None else choose(pool), cut)
-             for pool in pools]  # fmt: skip
+    plans = [_plan(scorer, pool, spread_anchors(len(pool.candidates), anchors), cut) for pool in pools]
     answers = iter(scorer.yes([slate for plan in plans for slate in plan.slates]))
     return [_pooled(plan, [next(answers) for _ in plan.slates]) for plan in plans]
 
