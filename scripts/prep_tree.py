@@ -100,7 +100,7 @@ def read_nodes(file: Path) -> list[Node]:
 
 def open_encode(name: str) -> Encode:
     """Texts to vectors, by a sentence-transformers model. Raises ImportError, ValueError as `open_encoder`."""
-    from ..eval.dense import open_encoder
+    from ..models.sentence import open_encoder
 
     encoder = open_encoder(name)
 

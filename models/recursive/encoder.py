@@ -1,0 +1,292 @@
+"""The state encoder: a causal language model, the state of one end token, scaled to length 1.
+
+Shapes: S states, N documents, B texts of a batch, D dimensions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+
+from ...data_prep.hits import Cost
+from ..backbone import load_backbone, pick_device
+from ..config import ModelConfig, check_choice, check_positive
+from ..protocols import EncoderSession, State, StateVectors
+from ..tokenizer import SafeTokenizer
+from .batching import check_vectors, distinct, token_batches
+from .contract import weights_fingerprint
+from .end_token import EndToken, find_end_token
+from .fitting import QUERY_CUTS, FittedState, StateFitter
+from .pooling import PADDINGS, POOLINGS, decoder_of, finish, hidden_states, pad, pool
+from .prompts import RENDERER_VERSION, PromptConfig
+from .sessions import CachedSession, PlainSession, prefix_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# Documents whose token ids are in memory together.
+_CHUNK = 16_384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig:
+    """How texts become vectors.
+
+    max_state_tokens: tokens of a state; more remembers more of older documents, and costs time. A longer state gives up
+        its oldest observations (`fitting`), with a note.
+    max_document_tokens: tokens of a document, whose rest is cut (512 for multi-hop corpora, 8192 for single-hop ones).
+        A model with a shorter context caps both.
+    max_batch_tokens: tokens of a forward pass, padding included; more is faster on a GPU until memory ends.
+    invariant: one text a forward pass: the same bits whatever else is encoded, at the speed of single texts.
+    padding: on which side batches are filled up; `right` needs no mask and is faster.
+    pooling: `last` (the end token's state) or `mean`.
+    normalise: scale vectors to length 1.
+    dimensions: keep the first so many (Matryoshka; null: all). Fewer make a smaller index that ranks worse.
+    end_token: what ends every text: `auto` (what the tokenizer appends by itself, else the model's end-of-sequence
+        token), or the text of a control token.
+    query_cut: where a query that is too long is cut: at its `end`, or its `start` (a dialogue, newest turn last).
+    """
+
+    max_state_tokens: int = 4096
+    max_document_tokens: int = 512
+    max_batch_tokens: int = 16_384
+    invariant: bool = False
+    padding: str = "right"
+    pooling: str = "last"
+    normalise: bool = True
+    dimensions: int | None = None
+    end_token: str = "auto"
+    query_cut: str = "end"
+
+    def __post_init__(self) -> None:
+        for key in ("max_state_tokens", "max_document_tokens", "max_batch_tokens", "dimensions"):
+            check_positive(f"encoder.{key}", getattr(self, key))
+        check_choice("encoder.padding", self.padding, PADDINGS)
+        check_choice("encoder.pooling", self.pooling, POOLINGS)
+        check_choice("encoder.query_cut", self.query_cut, QUERY_CUTS)
+
+
+class LocalEncoder:
+    """A `StateEncoder` on this machine.
+
+    A text has the same vector in any batch, with padding on either side or none, to 1e-5 in every dimension in float32
+    (2e-2 in bfloat16), as sums are taken in another order; with `invariant` to the bit. Texts with the same tokens are
+    encoded once a call, so that they tie exactly.
+
+    Args:
+        backbone: a causal LM, or its decoder; LoRA may be on it. In a training loop its mode is restored after a call.
+        tokenizer: as transformers loads it.
+        config, prompts: settings.
+        source: where the model came from, for the contract.
+
+    Raises:
+        ValueError: no end token, or a budget that holds nothing beside it.
+    """
+
+    def __init__(
+        self,
+        backbone: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: EncoderConfig,
+        prompts: PromptConfig,
+        *,
+        source: str = "",
+    ) -> None:
+        self.backbone, self.config, self.prompts, self.source = backbone, config, prompts, source
+        self.tokenizer = SafeTokenizer(tokenizer)
+        settings: Any = self._decoder.config.get_text_config()
+        self.end: EndToken = find_end_token(self.tokenizer, config.end_token, settings.eos_token_id)
+        self.pad_id = int(tokenizer.pad_token_id or 0)  # any id would do
+        context = getattr(settings, "max_position_embeddings", None)
+        self.max_state_tokens = min(config.max_state_tokens, context or config.max_state_tokens)
+        self.max_document_tokens = min(config.max_document_tokens, context or config.max_document_tokens)
+        self._hidden = int(settings.hidden_size)
+        if config.dimensions is not None and config.dimensions > self._hidden:
+            raise ValueError(f"encoder.dimensions={config.dimensions}, but the model has {self._hidden}")
+        frame = len(self.end.begin) + 1
+        for key in ("max_state_tokens", "max_document_tokens"):
+            if getattr(self, key) <= frame:
+                raise ValueError(f"encoder.{key}={getattr(config, key)} holds no text beside {frame} tokens of ours")
+        short = self.max_state_tokens < config.max_state_tokens
+        capped = f" (cut to {context}, the context of the model)" if short else ""
+        setting = f"encoder.max_state_tokens={config.max_state_tokens}{capped}"
+        self.fitter = StateFitter(self.tokenizer, prompts, self.max_state_tokens - frame, config.query_cut, setting)
+
+    @classmethod
+    def open(cls, model: ModelConfig, config: EncoderConfig, prompts: PromptConfig, *, device: str = "auto") -> Self:
+        """Load a model and encode with it. Raises as `load_backbone` and the class."""
+        backbone, tokenizer = load_backbone(model, pick_device(device))
+        source = model.path if model.revision is None else f"{model.path}@{model.revision}"
+        return cls(backbone, tokenizer, config, prompts, source=source)
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return self.config.dimensions or self._hidden
+
+    @property
+    def device(self) -> torch.device:
+        """Where the embedding lives."""
+        embedding: Any = self.backbone.get_input_embeddings()
+        return embedding.weight.device  # type: ignore[no-any-return]
+
+    @cached_property
+    def causal(self) -> bool:
+        """Whether a token sees nothing that follows it: tried out, as configurations name it in many ways."""
+        ids = [self.end.id, self.pad_id, (self.end.id + 1) % 100]
+        with self._reading():
+            first, second = (
+                self._decoder(
+                    input_ids=torch.tensor([[*ids, last]], device=self.device), use_cache=False
+                ).last_hidden_state[0, :3]
+                for last in (1, 2)
+            )
+        return bool(torch.allclose(first.float(), second.float(), rtol=1e-5, atol=1e-6))
+
+    @property
+    def contract(self) -> Mapping[str, object]:
+        """See `StateEncoder`. The weights are looked at anew each time, because training changes them."""
+        decoder = self._decoder
+        return {
+            "format": 1,
+            "kind": "causal_lm",
+            "source": self.source,
+            "dtype": str(decoder.dtype).removeprefix("torch."),
+            "dim": self.dim,
+            "pooling": self.config.pooling,
+            "normalise": self.config.normalise,
+            "begin_tokens": list(self.end.begin),
+            "end_token": {"id": self.end.id, "text": self.end.text},
+            "tokenizer": self.tokenizer.fingerprint,
+            "max_document_tokens": self.max_document_tokens,
+            "weights": weights_fingerprint(decoder.named_parameters()),
+            "max_state_tokens": self.max_state_tokens,
+            "query_cut": self.config.query_cut,
+            "renderer": RENDERER_VERSION,
+            "prompts_sha256": self.prompts.sha256,
+            "prompts": self.prompts.as_dict(),
+        }
+
+    def tokens(self, state: State) -> list[int]:
+        """The ids that are encoded: begin tokens where the tokenizer has them, the state, one end token."""
+        return self.prepare(state).ids
+
+    def prepare(self, state: State) -> FittedState:
+        """As `tokens`, with the notes on what was cut. Raises ValueError as `StateFitter.fit`."""
+        fitted = self.fitter.fit(state)
+        return FittedState([*self.end.begin, *fitted.ids, self.end.id], fitted.notes)
+
+    def document_tokens(self, text: str) -> list[int]:
+        """The ids of a document, cut to `max_document_tokens`: begin tokens, raw text, one end token."""
+        room = self.max_document_tokens - len(self.end.begin) - 1
+        return [*self.end.begin, *self.tokenizer.data(text)[:room], self.end.id]
+
+    def encode(self, states: Sequence[State]) -> StateVectors:
+        """One vector a state; a state that stands twice is encoded once, and costs nothing the second time.
+
+        Raises:
+            ValueError: as `prepare`, or a vector that is not finite; names the state.
+        """
+        started = time.perf_counter()
+        fitted = [self.prepare(state) for state in states]
+        vectors_SD, costs = self.encode_tokens([f.ids for f in fitted])
+        check_vectors(vectors_SD, lambda n: f"state {n} ({states[n].role} of the query {states[n].query[:80]!r})")
+        # Rendering and tokenising count as well: by share of what the forward passes took.
+        whole = time.perf_counter() - started
+        spent = sum(cost.seconds for cost in costs)
+        costs = [_scaled(cost, whole / spent if spent else 1.0) for cost in costs]
+        return StateVectors(vectors_SD, tuple(costs), tuple(f.notes for f in fitted))
+
+    def encode_documents(self, texts: Sequence[str], *, progress: bool = False) -> np.ndarray:
+        """Unit vectors, float32 (N, D), in the order given; no instruction, and the same vector for equal documents.
+
+        Raises:
+            ValueError: a vector that is not finite; names the document by its position and first words.
+        """
+        if isinstance(texts, str):
+            raise TypeError("encode_documents() takes a sequence of texts; put a single text in a list")
+        from tqdm import tqdm
+
+        same = distinct(texts)
+        vectors_ND = np.empty((len(same.first), self.dim), np.float32)
+        with tqdm(total=len(same.first), desc="documents", unit="doc", disable=not progress) as bar:
+            for start in range(0, len(same.first), _CHUNK):
+                chunk = same.first[start : start + _CHUNK]
+                ids = [self.document_tokens(texts[n]) for n in chunk]
+                vectors_ND[start : start + len(chunk)], _ = self.encode_tokens(ids, bar.update)
+        check_vectors(vectors_ND, lambda n: f"document {same.first[n]} ({texts[same.first[n]][:80]!r})")
+        return vectors_ND[same.inverse]
+
+    def encode_tokens(
+        self, token_lists: Sequence[Sequence[int]], done: Any = lambda count: None
+    ) -> tuple[np.ndarray, list[Cost]]:
+        """Vectors, float32 (N, D), and cost of complete id lists; `done` is told how many texts each pass held.
+
+        Lists that are equal share one vector; only the first costs anything.
+        """
+        same = distinct([tuple(ids) for ids in token_lists])
+        lists = [token_lists[n] for n in same.first]
+        vectors_ND = np.empty((len(lists), self.dim), np.float32)
+        costs = [Cost()] * len(token_lists)
+        rows = 1 if self.config.invariant else None
+        with self._reading():
+            for batch in token_batches([len(ids) for ids in lists], self.config.max_batch_tokens, rows):
+                started = time.perf_counter()
+                vectors_ND[batch] = self._forward([lists[n] for n in batch])
+                seconds, total = time.perf_counter() - started, sum(len(lists[n]) for n in batch)
+                for place, n in enumerate(batch):
+                    count = len(lists[n])
+                    # One pass for all of them: it is counted with the first.
+                    costs[same.first[n]] = Cost(
+                        forwards=int(place == 0), prompt_tokens=count, seconds=seconds * count / total
+                    )
+                done(sum(1 for _ in batch))
+        return vectors_ND[same.inverse], costs
+
+    def session(self) -> EncoderSession:
+        """A session that reuses keys and values of common beginnings, where that gives the same vectors.
+
+        It does not with `invariant`, another pooling than `last`, or attention in both directions: then each state is
+        encoded whole.
+        """
+        if self.config.invariant or self.config.pooling != "last" or not self.config.normalise or not self.causal:
+            return PlainSession(self)
+        session = prefix_session(self.backbone)
+        return PlainSession(self) if session is None else CachedSession(self, session)
+
+    @property
+    def _decoder(self) -> Any:
+        return decoder_of(self.backbone)
+
+    def _forward(self, token_lists: Sequence[Sequence[int]]) -> np.ndarray:
+        ids_BT, lengths_B = pad(token_lists, self.pad_id, self.config.padding)
+        ids_BT, lengths_B = ids_BT.to(self.device), lengths_B.to(self.device)
+        even = all(len(ids) == len(token_lists[0]) for ids in token_lists)
+        side = "right" if even else self.config.padding
+        hidden_BTH = hidden_states(self._decoder, ids_BT, lengths_B, side, self.causal)
+        pooled_BH = pool(hidden_BTH, lengths_B, side, self.config.pooling)
+        return finish(pooled_BH, self.config.dimensions, self.config.normalise).cpu().numpy()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        # A model in training would drop out.
+        training = self.backbone.training
+        self.backbone.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.backbone.train(training)
+
+
+def _scaled(cost: Cost, factor: float) -> Cost:
+    return Cost(**{**asdict(cost), "seconds": cost.seconds * factor})
