@@ -169,11 +169,12 @@ class PromptConfig:
         """As `from_yaml`, of what was read already; `where` begins the error messages."""
         given = dict(values)
         check_keys(given, ("preset", *(f.name for f in fields(cls))), where)
-        base = preset(text_of(given.pop("preset"), f"{where}: preset")) if "preset" in given else cls()
+        start = text_of(given.pop("preset"), f"{where}: preset") if "preset" in given else None
         changes = {key: _read_value(key, value, where) for key, value in given.items()}
-        if "instructions" in changes:
-            changes["instructions"] = {**base.instructions, **changes["instructions"]}
         try:
+            base = cls() if start is None else preset(start)
+            if "instructions" in changes:
+                changes["instructions"] = {**base.instructions, **changes["instructions"]}
             return replace(base, **changes)  # type: ignore[return-value]
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
@@ -273,7 +274,8 @@ def _check_template(key: str, template: str, needed: tuple[str, ...], allowed: t
     names = [name for _, name, _, _ in parts]
     for _, name, form, conversion in parts:
         if name not in (*needed, *allowed) or form or conversion:
-            raise ValueError(f"{key}={template!r} has {{{name}}}, which is none of {choices}; other braces: write {{{{")
+            field_text = f"{name}{'!' if conversion else ''}{conversion or ''}{':' if form else ''}{form}"
+            raise ValueError(f"{key}={template!r} has {{{field_text}}}, which is none of {choices}; other braces: write {{{{")
     for name in needed:
         if names.count(name) != 1:
             raise ValueError(
