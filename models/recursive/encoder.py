@@ -143,7 +143,7 @@ class LocalEncoder:
     def causal(self) -> bool:
         """Whether a token sees nothing that follows it: tried out, as configurations name it in many ways."""
         ids = [self.end.id, self.pad_id, (self.end.id + 1) % 100]
-        with self._reading():
+        with self.reading():
             first, second = (
                 self._decoder(
                     input_ids=torch.tensor([[*ids, last]], device=self.device), use_cache=False
@@ -238,7 +238,7 @@ class LocalEncoder:
         vectors_ND = np.empty((len(lists), self.dim), np.float32)
         costs = [Cost()] * len(token_lists)
         rows = 1 if self.config.invariant else None
-        with self._reading():
+        with self.reading():
             for batch in token_batches([len(ids) for ids in lists], self.config.max_batch_tokens, rows):
                 started = time.perf_counter()
                 vectors_ND[batch] = self._forward([lists[n] for n in batch])
@@ -277,15 +277,17 @@ class LocalEncoder:
         return finish(pooled_BH, self.config.dimensions, self.config.normalise).cpu().numpy()
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
-        # A model in training would drop out.
+    def reading(self) -> Iterator[None]:
+        """No gradients and no dropout; a model in training goes on training afterwards."""
         training = self.backbone.training
-        self.backbone.eval()
+        if training:
+            self.backbone.eval()
         try:
             with torch.no_grad():
                 yield
         finally:
-            self.backbone.train(training)
+            if training:
+                self.backbone.train()
 
 
 def _scaled(cost: Cost, factor: float) -> Cost:

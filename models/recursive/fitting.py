@@ -134,7 +134,7 @@ class StateFitter:
             for n, part in enumerate(self._control.split(piece.text) if piece.ours else [piece.text]):
                 if n % 2:
                     ids += self.tokenizer.data(run) if run else []
-                    ids.append(int(self.tokenizer.hf.convert_tokens_to_ids(part)))  # type: ignore[arg-type]
+                    ids.append(int(self.tokenizer.hf.convert_tokens_to_ids(part)))
                     run = ""
                 else:
                     run += part
@@ -222,6 +222,6 @@ class StateFitter:
 def _control_pattern(tokenizer: TextTokenizer, prompts: PromptConfig) -> re.Pattern[str] | None:
     """Finds the control tokens that the words of `prompts` have; None: they have none."""
     words = "\n".join(prompts.own_words())
-    names: list[str] = tokenizer.hf.convert_ids_to_tokens(sorted(tokenizer.control_ids))  # type: ignore[assignment]
+    names: list[str] = tokenizer.hf.convert_ids_to_tokens(sorted(tokenizer.control_ids))
     found = sorted((name for name in names if name in words), key=len, reverse=True)
     return re.compile("(" + "|".join(map(re.escape, found)) + ")") if found else None

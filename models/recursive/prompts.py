@@ -275,7 +275,7 @@ def _check_template(key: str, template: str, needed: tuple[str, ...], allowed: t
     for _, name, form, conversion in parts:
         if name not in (*needed, *allowed) or form or conversion:
             field_text = f"{name}{'!' if conversion else ''}{conversion or ''}{':' if form else ''}{form}"
-            raise ValueError(f"{key}={template!r} has {{{field_text}}}, which is none of {choices}; other braces: write {{{{")
+            raise ValueError(f"{key}={template!r} has {{{field_text}}}, none of {choices}; other braces: write {{{{")
     for name in needed:
         if names.count(name) != 1:
             raise ValueError(

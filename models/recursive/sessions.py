@@ -62,7 +62,7 @@ class CachedSession:
         _check_owners(states, owners)
         started = time.perf_counter()
         fitted = [self._encoder.prepare(state) for state in states]
-        with self._encoder._reading():
+        with self._encoder.reading():
             vectors, computed, reused = self._tokens.encode([f.ids for f in fitted], list(owners))
         vectors = finish(torch.from_numpy(vectors), self._encoder.config.dimensions).numpy()
         check_vectors(vectors, lambda n: f"state {n} ({states[n].role} of the query {states[n].query[:80]!r})")
