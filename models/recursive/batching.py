@@ -6,9 +6,12 @@ Shapes: N texts, D dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import perf_counter
 
 import numpy as np
+
+from ...data_prep.hits import Cost
 
 # A batch ends before its shortest text would be padded by more than this share of the longest.
 _MOST_PADDING = 0.2
@@ -55,6 +58,48 @@ def distinct(keys: Sequence[Hashable]) -> Distinct:
             first.append(position)
         inverse.append(number[key])
     return Distinct(first, inverse)
+
+
+def encode_distinct(
+    token_lists: Sequence[list[int]],
+    forward: Callable[[list[list[int]]], np.ndarray],
+    dim: int,
+    *,
+    max_tokens: int,
+    max_rows: int | None = None,
+    done: Callable[[int], object] | None = None,
+) -> tuple[np.ndarray, list[Cost]]:
+    """Vectors, float32 (N, D), and costs of complete id lists, in the order given.
+
+    Args:
+        token_lists: ids of each text; only the first of equal lists is encoded, and costs anything.
+        forward: vectors of the texts of one batch.
+        dim: D.
+        max_tokens: as `token_batches`.
+        max_rows: as `token_batches`.
+        done: told after each pass how many texts it held.
+    """
+    same = distinct([tuple(ids) for ids in token_lists])
+    lists = [token_lists[n] for n in same.first]
+    vectors_ND = np.empty((len(lists), dim), np.float32)
+    costs = [Cost()] * len(token_lists)
+    for batch in token_batches([len(ids) for ids in lists], max_tokens, max_rows):
+        started = perf_counter()
+        vectors_ND[batch] = forward([lists[n] for n in batch])
+        seconds, total = perf_counter() - started, sum(len(lists[n]) for n in batch)
+        for place, n in enumerate(batch):
+            # One pass for all of them: it is counted with the first.
+            share = seconds * len(lists[n]) / total
+            costs[same.first[n]] = Cost(forwards=int(place == 0), prompt_tokens=len(lists[n]), seconds=share)
+        if done is not None:
+            done(len(batch))
+    return vectors_ND[same.inverse], costs
+
+
+def scaled(costs: Sequence[Cost], seconds: float) -> list[Cost]:
+    """Costs whose seconds add up to `seconds`: rendering and tokenising count as well."""
+    spent = sum(cost.seconds for cost in costs)
+    return [replace(cost, seconds=cost.seconds * seconds / spent if spent else 0.0) for cost in costs]
 
 
 def check_vectors(vectors_ND: np.ndarray, name: Callable[[int], str]) -> None:

@@ -6,9 +6,9 @@ Shapes: S states, N documents, B texts of a batch, D dimensions.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,7 +20,7 @@ from ..backbone import load_backbone, pick_device
 from ..config import ModelConfig, check_choice, check_positive
 from ..protocols import EncoderSession, State, StateVectors
 from ..tokenizer import SafeTokenizer
-from .batching import check_vectors, distinct, token_batches
+from .batching import check_vectors, distinct, encode_distinct, scaled
 from .contract import weights_fingerprint
 from .end_token import EndToken, find_end_token
 from .fitting import QUERY_CUTS, FittedState, StateFitter
@@ -200,10 +200,7 @@ class LocalEncoder:
         fitted = [self.prepare(state) for state in states]
         vectors_SD, costs = self.encode_tokens([f.ids for f in fitted])
         check_vectors(vectors_SD, lambda n: f"state {n} ({states[n].role} of the query {states[n].query[:80]!r})")
-        # Rendering and tokenising count as well: by share of what the forward passes took.
-        whole = time.perf_counter() - started
-        spent = sum(cost.seconds for cost in costs)
-        costs = [_scaled(cost, whole / spent if spent else 1.0) for cost in costs]
+        costs = scaled(costs, time.perf_counter() - started)
         return StateVectors(vectors_SD, tuple(costs), tuple(f.notes for f in fitted))
 
     def encode_documents(self, texts: Sequence[str], *, progress: bool = False) -> np.ndarray:
@@ -227,30 +224,14 @@ class LocalEncoder:
         return vectors_ND[same.inverse]
 
     def encode_tokens(
-        self, token_lists: Sequence[Sequence[int]], done: Any = lambda count: None
+        self, token_lists: Sequence[list[int]], done: Callable[[int], object] | None = None
     ) -> tuple[np.ndarray, list[Cost]]:
-        """Vectors, float32 (N, D), and cost of complete id lists; `done` is told how many texts each pass held.
-
-        Lists that are equal share one vector; only the first costs anything.
-        """
-        same = distinct([tuple(ids) for ids in token_lists])
-        lists = [token_lists[n] for n in same.first]
-        vectors_ND = np.empty((len(lists), self.dim), np.float32)
-        costs = [Cost()] * len(token_lists)
+        """Vectors, float32 (N, D), and cost of complete id lists, as `encode_distinct`."""
         rows = 1 if self.config.invariant else None
         with self.reading():
-            for batch in token_batches([len(ids) for ids in lists], self.config.max_batch_tokens, rows):
-                started = time.perf_counter()
-                vectors_ND[batch] = self._forward([lists[n] for n in batch])
-                seconds, total = time.perf_counter() - started, sum(len(lists[n]) for n in batch)
-                for place, n in enumerate(batch):
-                    count = len(lists[n])
-                    # One pass for all of them: it is counted with the first.
-                    costs[same.first[n]] = Cost(
-                        forwards=int(place == 0), prompt_tokens=count, seconds=seconds * count / total
-                    )
-                done(sum(1 for _ in batch))
-        return vectors_ND[same.inverse], costs
+            return encode_distinct(
+                token_lists, self._forward, self.dim, max_tokens=self.config.max_batch_tokens, max_rows=rows, done=done
+            )
 
     def session(self) -> EncoderSession:
         """A session that reuses keys and values of common beginnings, where that gives the same vectors.
@@ -288,7 +269,3 @@ class LocalEncoder:
         finally:
             if training:
                 self.backbone.train()
-
-
-def _scaled(cost: Cost, factor: float) -> Cost:
-    return Cost(**{**asdict(cost), "seconds": cost.seconds * factor})

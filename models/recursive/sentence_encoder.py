@@ -18,10 +18,10 @@ from ..config import check_positive
 from ..protocols import EncoderSession, State, StateVectors
 from ..sentence import open_encoder
 from ..tokenizer import SafeTokenizer
-from .batching import check_vectors, distinct, token_batches
+from .batching import check_vectors, distinct, encode_distinct, scaled
 from .contract import weights_fingerprint
 from .end_token import EndToken, find_end_token
-from .fitting import FittedState, StateFitter
+from .fitting import StateFitter
 from .pooling import finish, pad, real_positions
 from .prompts import RENDERER_VERSION, PromptConfig, preset, render
 from .sessions import PlainSession
@@ -129,19 +129,13 @@ class SentenceEncoder:
         if self._end is not None:
             assert self.fitter is not None
             fitted = [self.fitter.fit(state) for state in states]
-            lists = [self._framed(f.ids) for f in fitted]
-            vectors_SD, counts = self._encode_tokens(lists), [len(ids) for ids in lists]
+            notes = [f.notes for f in fitted]
+            vectors_SD, costs = self._encode_tokens([self._framed(f.ids) for f in fitted])
         else:
-            texts, notes, counts = self._texts(states)
-            fitted = [FittedState([], note) for note in notes]
+            texts, notes, costs = self._texts(states)
             vectors_SD = self._encode_texts(texts)
         check_vectors(vectors_SD, lambda n: f"state {n} ({states[n].role} of the query {states[n].query[:80]!r})")
-        seconds, total = time.perf_counter() - started, max(1, sum(counts))
-        costs = tuple(
-            Cost(forwards=int(n == 0), prompt_tokens=count, seconds=seconds * count / total)
-            for n, count in enumerate(counts)
-        )
-        return StateVectors(vectors_SD, costs, tuple(f.notes for f in fitted))
+        return StateVectors(vectors_SD, tuple(scaled(costs, time.perf_counter() - started)), tuple(notes))
 
     def encode_documents(self, texts: Sequence[str], *, progress: bool = False) -> np.ndarray:
         """Unit vectors, float32 (N, D), in the order given, after the model's `document` prompt where it has one.
@@ -193,42 +187,39 @@ class SentenceEncoder:
             for start in range(0, len(texts), _CHUNK):
                 chunk = texts[start : start + _CHUNK]
                 lists = [self._framed(self._tokenizer.data(self.document_prompt + text)[:room]) for text in chunk]
-                vectors_ND[start : start + len(chunk)] = self._encode_tokens(lists, bar.update)
+                vectors_ND[start : start + len(chunk)] = self._encode_tokens(lists, bar.update)[0]
         return vectors_ND
 
     def _encode_tokens(
-        self, token_lists: Sequence[list[int]], done: Callable[[int], object] = lambda count: None
-    ) -> np.ndarray:
-        """Vectors, float32 (N, D)."""
+        self, token_lists: Sequence[list[int]], done: Callable[[int], object] | None = None
+    ) -> tuple[np.ndarray, list[Cost]]:
+        """As `encode_distinct`."""
+        with torch.no_grad():
+            return encode_distinct(token_lists, self._forward, self.dim, max_tokens=self.max_batch_tokens, done=done)
+
+    def _forward(self, token_lists: list[list[int]]) -> np.ndarray:
         assert self._tokenizer is not None
         hf, device = self._tokenizer.hf, self.model.device
-        same = distinct([tuple(ids) for ids in token_lists])
-        lists = [token_lists[n] for n in same.first]
-        vectors_ND = np.empty((len(lists), self.dim), np.float32)
-        with torch.no_grad():
-            for batch in token_batches([len(ids) for ids in lists], self.max_batch_tokens):
-                side = hf.padding_side
-                ids_BT, lengths_B = pad([lists[n] for n in batch], int(hf.pad_token_id or 0), side)
-                mask_BT = real_positions(lengths_B, ids_BT.shape[1], side).long()
-                features = {"input_ids": ids_BT.to(device), "attention_mask": mask_BT.to(device)}
-                if "token_type_ids" in hf.model_input_names:
-                    features["token_type_ids"] = torch.zeros_like(features["input_ids"])
-                pooled_BD = self.model({**features, "modality": "text"})["sentence_embedding"]
-                vectors_ND[batch] = finish(pooled_BD, self.model.truncate_dim).cpu().numpy()
-                done(len(batch))
-        return vectors_ND[same.inverse]
+        ids_BT, lengths_B = pad(token_lists, int(hf.pad_token_id or 0), hf.padding_side)
+        mask_BT = real_positions(lengths_B, ids_BT.shape[1], hf.padding_side).long()
+        features: dict[str, Any] = {"input_ids": ids_BT.to(device), "attention_mask": mask_BT.to(device)}
+        if "token_type_ids" in hf.model_input_names:
+            features["token_type_ids"] = torch.zeros_like(features["input_ids"])
+        pooled_BD = self.model({**features, "modality": "text"})["sentence_embedding"]
+        return finish(pooled_BD, self.model.truncate_dim).cpu().numpy()
 
-    def _texts(self, states: Sequence[State]) -> tuple[list[str], list[tuple[str, ...]], list[int]]:
-        """Texts of states for sentence-transformers, notes, and tokens (0: not known)."""
+    def _texts(self, states: Sequence[State]) -> tuple[list[str], list[tuple[str, ...]], list[Cost]]:
+        """Texts of states for sentence-transformers, notes, and costs (no tokens where none can be counted)."""
+        even = Cost(seconds=1.0)
         if self.fitter is None:
             texts = [render(self.prompts, state).text for state in states]
-            return texts, [() for _ in states], [0] * len(states)
+            return texts, [() for _ in states], [even for _ in states]
         fitted = [self.fitter.fit(state) for state in states]
         decode = self.fitter.tokenizer.hf.decode
         # What was not cut is given as it is: decoding would lose, for instance, upper case.
         pairs = zip(fitted, states, strict=True)
         texts = [decode(f.ids) if f.notes else render(self.prompts, state).text for f, state in pairs]
-        return texts, [f.notes for f in fitted], [len(f.ids) for f in fitted]
+        return texts, [f.notes for f in fitted], [replace(even, prompt_tokens=len(f.ids)) for f in fitted]
 
     def _encode_texts(self, texts: Sequence[str], progress: bool = False) -> np.ndarray:
         if not texts:

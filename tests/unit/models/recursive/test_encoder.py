@@ -287,6 +287,31 @@ def test_a_model_in_training_does_not_drop_out_and_goes_on_training():
     assert made.backbone.model.layers[0].mlp[1].training
 
 
+def test_an_adapter_is_part_of_the_encoder():
+    peft = pytest.importorskip("peft")
+    plain = encoder()
+    before, stored = plain.encode([State("Who?")]).vectors_SD, dict(plain.contract)
+    lora = peft.get_peft_model(plain.backbone, peft.LoraConfig(target_modules=["q_proj"], r=4))
+    made = LocalEncoder(lora, plain.tokenizer.hf, EncoderConfig(), SHORT)
+    assert np.abs(made.encode([State("Who?")]).vectors_SD - before).max() < 1e-6  # it begins as nothing
+    with torch.no_grad():
+        for name, parameter in lora.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.1)
+    assert np.abs(made.encode([State("Who?")]).vectors_SD - before).max() > 1e-4
+    with pytest.raises(ValueError, match="was made with weights="):
+        check_contract(stored, made.contract, "index")
+
+
+def test_a_decoder_without_its_head_is_enough():
+    model, tokenizer = qwen_like()
+    states = [State("Who?"), State("Who?", ("a",), "continuation")]
+    whole = LocalEncoder(model, tokenizer, EncoderConfig(), SHORT)
+    bare = LocalEncoder(model.model, tokenizer, EncoderConfig(), SHORT)
+    assert np.array_equal(whole.encode(states).vectors_SD, bare.encode(states).vectors_SD)
+    check_contract(whole.contract, bare.contract, "index")
+
+
 def test_kept_dimensions_are_the_first_scaled_again():
     full = encoder().encode([State("Who?")]).vectors_SD
     made = encoder(EncoderConfig(dimensions=16))

@@ -114,6 +114,9 @@ def test_a_session_remembers_nothing_and_agrees(tmp_path):
     found = made.session().encode(states, [0, 0, 1])
     assert np.array_equal(found.vectors_SD, made.encode(states).vectors_SD)
     assert np.array_equal(found.vectors_SD[0], found.vectors_SD[2])
+    lengths = [len(made.tokens(state)) for state in states]
+    assert [cost.prompt_tokens for cost in found.costs] == [*lengths[:2], 0]
+    assert all(cost.seconds > 0 for cost in found.costs[:2])
 
 
 def test_what_is_not_understood_goes_through_sentence_transformers(tmp_path):
