@@ -1,6 +1,7 @@
 """Which ids a state becomes: the end token, joints of text, data and control, what is cut, and the contract."""
 
 import itertools
+import json
 import random
 from dataclasses import replace
 
@@ -243,12 +244,13 @@ def test_the_vector_is_the_state_of_the_end_token_below_the_lm_head(monkeypatch)
 
 def test_costs_count_what_was_read():
     made = encoder()
-    states = [State("Who?"), State("Who?", ("a",), "continuation"), State("Who?")]
+    states = [State("Who?"), State("Who?"), State("Who?", ("a",), "continuation")]
     found = made.encode(states)
     lengths = [len(made.tokens(state)) for state in states]
-    assert [cost.prompt_tokens for cost in found.costs] == [*lengths[:2], 0]  # the third is the first again
+    assert [cost.prompt_tokens for cost in found.costs] == [lengths[0], 0, lengths[2]]  # the second is the first again
+    assert found.vectors_SD.shape == (3, made.dim) and np.array_equal(found.vectors_SD[0], found.vectors_SD[1])
     assert sum(cost.forwards for cost in found.costs) == 2 and all(c.reused_tokens == 0 for c in found.costs)
-    assert all(cost.seconds > 0 for cost in found.costs[:2])
+    assert found.costs[0].seconds > 0 < found.costs[2].seconds
     assert made.encode([]).vectors_SD.shape == (0, made.dim)
 
 
@@ -323,7 +325,8 @@ def test_kept_dimensions_are_the_first_scaled_again():
 
 def test_the_contract_names_the_first_difference_and_both_values():
     made = encoder()
-    stored = dict(made.contract)
+    stored = json.loads(json.dumps(made.contract))
+    assert stored == made.contract  # plain JSON
     check_contract(stored, made.contract, "index")
     check_contract({**stored, "source": "/elsewhere"}, made.contract, "index")
     changes = {

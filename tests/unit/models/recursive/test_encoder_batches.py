@@ -139,6 +139,10 @@ def test_equal_texts_tie_to_the_bit_whatever_stands_between(monkeypatch):
     vectors = made.encode_documents(texts)
     assert all(np.array_equal(row, vectors[0]) for row in vectors[::2])
     assert len(forwarded) == len(set(forwarded)) == len({tuple(made.document_tokens(t)) for t in texts})
+    # Other texts with the same tokens as well: composed otherwise, or with another end that is cut.
+    short = encoder(max_document_tokens=8)
+    vectors = short.encode_documents(["caf\u00e9", "cafe\u0301", "long enough", "long entire"])
+    assert np.array_equal(vectors[0], vectors[1]) and np.array_equal(vectors[2], vectors[3])
 
 
 def test_documents_in_chunks_are_the_same(monkeypatch):
