@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ...data_prep.files import new_folder, sha256_file
+from ...data_prep.files import new_file, new_folder, sha256_file
 from ..exports import flat
 from ..protocols import StateEncoder
 from .exact_search import Found, Part, search_exact
@@ -260,13 +260,15 @@ def write_manifest(
     folder: Path, ids: Sequence[DocId], dtype: str, dim: int, contract: Mapping[str, object], corpus: str
 ) -> None:
     """Write ids and manifest beside the vectors that are there."""
-    (folder / IDS).write_text(json.dumps(list(ids), ensure_ascii=False), encoding="utf-8")
+    with new_file(folder / IDS) as out:
+        out.write(json.dumps(list(ids), ensure_ascii=False).encode())
     files = {
         name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)} for name in (VECTORS, IDS)
     }
     facts = {"dtype": dtype, "dim": dim, "count": len(ids), "contract": contract, "corpus": corpus, "files": files}
     manifest = {"format": FORMAT, "version": FORMAT_VERSION, **facts}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    with new_file(folder / MANIFEST) as out:
+        out.write(json.dumps(manifest, indent=2, allow_nan=False).encode() + b"\n")
 
 
 def refuse_other(name: str, stored: Any, wanted: Any, where: Path) -> None:
