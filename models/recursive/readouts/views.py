@@ -24,8 +24,8 @@ class ZAgreement:
     Attributes:
         parts: the readouts, each with scores.
         weights: of the parts (None: all 1).
-        group_reduce: how each part's chunks become documents where the index has groups (None: `max`): `max`, the best
-            chunk, or `last`, the lowest ranked of the first 200, as the paper's bookkeeping has it in the recovery view.
+        group_reduce: how each part's chunks become documents where the index has groups (None: `max`): `max`, the
+            best chunk, or `last`, the lowest ranked of the first 200, as the paper has it in the recovery view.
     """
 
     parts: tuple[Readout, ...]
