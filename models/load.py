@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from ..data_prep.corpus import Corpus
 from .config import DecisionConfig, ModelConfig, NavigateConfig
+from .exports import RETRIEVAL, ExportError, check_weights, read_export, refuse_mismatch, section, settings
 
 if TYPE_CHECKING:
     from .decision.navigate import Navigator
@@ -17,56 +15,8 @@ if TYPE_CHECKING:
     from .decision.static import StaticSlates
     from .protocols import Retriever
 
-RETRIEVAL = "retrieval.json"
-FORMAT_VERSION = 1
 # What the settings of a slate were before there was a choice.
 _CAME_LATER = {"query_cut": "end"}
-
-_Settings = TypeVar("_Settings", DecisionConfig, NavigateConfig)
-
-
-class ExportError(ValueError):
-    """A folder that is no export of this toolkit, or one that this version cannot run as it was trained."""
-
-
-@dataclass(frozen=True, slots=True)
-class Export:
-    """The parsed `retrieval.json` of a folder."""
-
-    path: Path
-    family: str
-    manifest: Mapping[str, Any]
-
-    @property
-    def navigate(self) -> NavigateConfig:
-        """Budgets that the retriever was exported with. Raises ExportError where this version knows no such budget."""
-        return _settings(NavigateConfig, self.manifest, "navigate", self.path / RETRIEVAL)
-
-
-def read_export(path: str | Path) -> Export:
-    """Parse and check `retrieval.json`.
-
-    Raises:
-        FileNotFoundError: no such folder, or no `retrieval.json` in it.
-        ExportError: broken JSON, another format version, or an unknown family.
-    """
-    folder = Path(path)
-    file = folder / RETRIEVAL
-    if not file.is_file():
-        what = "there is no such folder" if not folder.is_dir() else f"it holds no {RETRIEVAL}"
-        raise FileNotFoundError(f"{folder} is not an exported retriever: {what}; make one with `retrail export`")
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ExportError(f"{file}: not JSON ({error}); export the run again") from error
-    if not isinstance(manifest, dict) or manifest.get("format_version") != FORMAT_VERSION:
-        found = manifest.get("format_version") if isinstance(manifest, dict) else None
-        raise ExportError(
-            f"{file}: format_version is {found}, this version reads {FORMAT_VERSION}; export the run again"
-        )
-    if manifest.get("family") != "decision":
-        raise ExportError(f"{file}: family is {manifest.get('family')!r}, this version knows: decision")
-    return Export(folder, manifest["family"], manifest)
 
 
 def load(
@@ -132,9 +82,9 @@ def load_scorer(
 
     export = read_export(path)
     file = export.path / RETRIEVAL
-    stored = _section(export.manifest, "contract", file)
-    config = _settings(DecisionConfig, stored, "decision", file)
-    _check_weights(export.path)
+    stored = section(export.manifest, "contract", file)
+    config = settings(DecisionConfig, stored, "decision", file)
+    check_weights(export.path)
     place = pick_device(device)
     try:
         backbone, tokenizer = load_backbone(ModelConfig(path=str(export.path.resolve()), dtype=dtype), place)
@@ -152,47 +102,3 @@ def load_scorer(
         except ValueError as error:
             raise ExportError(str(error)) from error
     return LocalScorer(network, layout, static=static, trunk_cache_bytes=trunk_cache_bytes)
-
-
-def refuse_mismatch(stored: Mapping[str, Any], now: Mapping[str, Any], where: Path) -> None:
-    """Raise ExportError that names the first key that differs, and both values, unless the two contracts are equal."""
-    from .decision.build import flat
-
-    before, here = flat(stored), flat(now)
-    for key in sorted(before.keys() | here.keys()):
-        if before.get(key) != here.get(key):
-            raise ExportError(
-                f"{where}: {key} was {before.get(key)} when the model was trained and is {here.get(key)} here. "
-                "Inference would show the model other tokens than training did: use the version that exported it, or "
-                "export again"
-            )
-
-
-def _section(manifest: Mapping[str, Any], key: str, file: Path) -> Mapping[str, Any]:
-    section = manifest.get(key)
-    if not isinstance(section, Mapping):
-        raise ExportError(f"{file}: {key} is missing or no table; export the run again")
-    return section
-
-
-def _settings(kind: type[_Settings], manifest: Mapping[str, Any], key: str, file: Path) -> _Settings:
-    try:
-        return kind(**_section(manifest, key, file))
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ExportError):
-            raise
-        raise ExportError(f"{file}: {key} holds settings that this version does not know: {error}") from error
-
-
-def _check_weights(folder: Path) -> None:
-    """Refuse a folder without weights or with a file that was cut off, before a library fails on it with less words."""
-    from safetensors import SafetensorError, safe_open
-
-    if not any(folder.glob("model*.safetensors")):
-        raise ExportError(f"{folder} holds no model.safetensors; export the run again")
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise ExportError(f"{file}: damaged or cut off ({error}); copy or export it again") from error

@@ -28,7 +28,8 @@ def run(run: CalibrateRun) -> int:
     from ..models.decision.calibration import Calibration, walk_settings, write_calibration
     from ..models.decision.memo import MemoScorer
     from ..models.decision.navigate import Navigator
-    from ..models.load import RETRIEVAL, load_scorer, read_export
+    from ..models.exports import RETRIEVAL, read_export
+    from ..models.load import load_scorer
     from .systems import file_hash
 
     task, stored = Task.open(run.data.path), read_export(run.retriever).navigate

@@ -14,22 +14,17 @@ from .config import ExportRun
 from .run_folder import load_settings
 
 if TYPE_CHECKING:
-    from ..data_prep.task import Task
-    from ..models.protocols import Slate
     from ..train.checkpoint import Checkpoint
-
-_PROBES = 4
-_PROBE_CANDIDATES = 8
 
 
 def run(run: ExportRun) -> int:
     """Export, and upload where asked."""
     from ..data_prep.task import Task
     from ..models.backbone import pick_device
-    from ..models.decision.build import build_decision
     from ..train.checkpoint import load_tensors
-    from ..train.export import ExportFacts, check_target, export_decision
+    from ..train.export import check_target
     from ..train.hub import check_repo
+    from .families import family_of
 
     check_target(run.to)
     if run.hub:
@@ -38,18 +33,17 @@ def run(run: ExportRun) -> int:
     settings = load_settings(folder)
     checkpoint = find_checkpoint(folder, run.checkpoint)
     task = Task.open(settings.data.path)
-    device = pick_device("auto")
-    model, layout = build_decision(settings.model, settings.decision, device, settings.adapter, to_merge=True)
-    load_tensors(model, checkpoint.path)
-    facts = ExportFacts(
-        name=Path(run.to).name,
-        navigate=settings.navigate,
-        training=asdict(settings) | {"checkpoint": checkpoint.path.name},
+    family = family_of(settings)
+    built = family.build(settings, pick_device("auto"), to_merge=True)
+    load_tensors(built.model, checkpoint.path)
+    facts = {
+        "name": Path(run.to).name,
+        "training": asdict(settings) | {"checkpoint": checkpoint.path.name},
         # As it was when the run started; the folder may have been prepared anew since then.
-        data={"name": task.name, "fingerprint": checkpoint.state["fingerprint"]["data.fingerprint"]},
-        metrics=_metrics(folder, checkpoint.step),
-    )
-    target = export_decision(model, layout, run.to, facts, _probes(task, settings.data.split))
+        "data": {"name": task.name, "fingerprint": checkpoint.state["fingerprint"]["data.fingerprint"]},
+        "metrics": _metrics(folder, checkpoint.step),
+    }
+    target = family.export(settings, task, built, run.to, facts)
     print(f"exported {checkpoint.path.name} of {folder} to {target}; reloaded, and its answers are the same")
     if run.hub:
         from ..train.hub import push
@@ -88,21 +82,6 @@ def _metrics(folder: Path, step: int) -> dict[str, float]:
 
     found = [line["metrics"] for line in read_jsonl(folder / EVALUATIONS) if line["step"] == step]
     return {name: value for name, value in found[-1].items() if value is not None} if found else {}
-
-
-def _probes(task: Task, split: str) -> list[Slate]:
-    """A few real slates whose answers the folder remembers."""
-    from ..models.decision.slates import node_candidate
-    from ..models.protocols import Slate
-
-    leaves = [int(row) for row in task.corpus.leaves()]
-    step = max(1, len(leaves) // (_PROBES * _PROBE_CANDIDATES))
-    rows = leaves[::step]
-    return [
-        Slate(query.text, tuple(node_candidate(task.corpus, row) for row in rows[n::_PROBES][:_PROBE_CANDIDATES]))
-        for n, query in enumerate(task.queries(split)[:_PROBES])
-        if rows[n::_PROBES]
-    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

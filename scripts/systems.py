@@ -46,7 +46,8 @@ def open_retriever(
         return next(controls([name], corpus))[1:]
     from ..models.config import NavigateConfig
     from ..models.decision.navigate import Navigator
-    from ..models.load import RETRIEVAL, load, read_export
+    from ..models.exports import RETRIEVAL, read_export
+    from ..models.load import load
 
     join, joined = open_retriever(budget.join, corpus, SearchBudget(), device) if budget.join else (None, "")
     if name.startswith((SERVED, GENERATIVE)):
@@ -214,7 +215,7 @@ def _likelihood(folder: str, navigator: Navigator) -> LikelihoodScorer:
 def _base(folder: str) -> tuple[ModelConfig, DecisionConfig]:
     """The model that an export was trained from, and how it reads slates."""
     from ..models.config import DecisionConfig, ModelConfig
-    from ..models.load import read_export
+    from ..models.exports import read_export
 
     manifest = read_export(folder).manifest
     return ModelConfig(**manifest["training"]["model"]), DecisionConfig(**manifest["contract"]["decision"])

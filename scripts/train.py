@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from .cli import run_command
 from .config import TrainRun
@@ -18,13 +18,10 @@ from .run_folder import RESULT, SETTINGS, save_result, start_run
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from ..data_prep.task import Task
     from ..eval.suites import Suite
-    from ..models.decision.layout import SlateLayout
-    from ..models.decision.model import DecisionModel
-    from ..train.evaluation import Evaluate
+    from .families import Built
 
 
 def run(run: TrainRun) -> int:
@@ -33,10 +30,9 @@ def run(run: TrainRun) -> int:
 
     from ..data_prep.task import Task
     from ..models.backbone import pick_device
-    from ..models.decision.build import build_decision
     from ..train.config import FitConfig
     from ..train.loop import fit
-    from .rows import build_objective
+    from .families import family_of
 
     folder = Path(run.run_dir)
     main = os.environ.get("RANK", "0") == "0"
@@ -48,15 +44,16 @@ def run(run: TrainRun) -> int:
     if run.runtime.threads:
         torch.set_num_threads(run.runtime.threads)
     device = _own_device(pick_device(run.runtime.device))
-    model, layout = build_decision(run.model, run.decision, device, run.adapter)
-    objective, rows = build_objective(run, task, layout, model)
+    family = family_of(run)
+    built = family.build(run, device)
+    objective, rows = family.objective(run, task, built)
     result = fit(
-        model,
+        built.model,
         objective,
         config=FitConfig(optim=run.optim, loop=run.loop, runtime=run.runtime, tracker=run.tracker),
         run_dir=folder,
-        evaluate=None if suite is None else _evaluation(run, task, layout, suite),
-        fingerprint=_fingerprint(run, task, layout, str(model.backbone.dtype)) | rows,
+        evaluate=None if suite is None else family.evaluation(run, task, built, suite),
+        fingerprint=_fingerprint(run, task, built, family.facts(run, built)) | rows,
         started=lambda: _start(run, folder),
     )
     if main:
@@ -109,35 +106,20 @@ def _suite(run: TrainRun, task: Task) -> Suite | None:
     return suite
 
 
-def _evaluation(run: TrainRun, task: Task, layout: SlateLayout, suite: Suite) -> Evaluate:
-    """(model, step) -> metrics of navigating the evaluation split."""
-    from ..eval.suites import evaluate_suite
-    from ..models.decision.navigate import Navigator
-    from ..models.decision.scorer import LocalScorer
-
-    def evaluate(model: nn.Module, step: int) -> Mapping[str, float]:
-        navigator = Navigator(LocalScorer(cast("DecisionModel", model), layout), task.corpus, run.navigate)
-        return dict(evaluate_suite(navigator, task, suite, name=f"step {step}").values)
-
-    return evaluate
-
-
-def _fingerprint(run: TrainRun, task: Task, layout: SlateLayout, dtype: str) -> dict[str, str]:
+def _fingerprint(run: TrainRun, task: Task, built: Built, own: Mapping[str, object]) -> dict[str, str]:
     """What identifies data and model of a run, flat, so that a refusal can name the key that changed."""
-    from ..models.decision.build import contract
-    from ..models.load import RETRIEVAL
+    from ..models.exports import RETRIEVAL
     from .systems import file_hash
 
     facts: dict[str, object] = {"family": run.family}
     facts |= {"data.fingerprint": task.fingerprint, "data.split": run.data.split}
-    for section in ("model", "decision", "adapter", "objective"):
+    for section in ("model", "adapter"):
         facts |= {f"{section}.{key}": value for key, value in asdict(getattr(run, section)).items()}
-    facts |= {f"contract.{key}": value for key, value in contract(layout).items() if key != "decision"}
     start = Path(run.model.path).expanduser() / RETRIEVAL
     if start.is_file():  # an export may be made anew under the same name
         facts["model.export"] = file_hash(start)
     # `auto` is another type on another machine, and the same words are then another run.
-    return {key: str(value) for key, value in (facts | {"model.dtype": dtype}).items()}
+    return {key: str(value) for key, value in (facts | dict(own) | {"model.dtype": built.dtype}).items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

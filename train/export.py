@@ -24,7 +24,8 @@ from ..models.decision.build import HEAD, contract, wrap_decision
 from ..models.decision.layout import SlateLayout
 from ..models.decision.model import DecisionModel
 from ..models.decision.scorer import LocalScorer
-from ..models.load import FORMAT_VERSION, RETRIEVAL, load_scorer, read_export
+from ..models.exports import FORMAT_VERSION, RETRIEVAL, read_export
+from ..models.load import load_scorer
 from ..models.protocols import Candidate, Slate
 
 # What reloading may change (nothing but the order of sums), and what folding LoRA into rounded weights may.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from ..models.load import read_export
+from ..models.exports import read_export
 
 _LOGIN = "Log in with `hf auth login` or set HF_TOKEN"
 _FIXES = {

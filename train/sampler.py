@@ -75,20 +75,17 @@ def spread(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
 
 
 def pack(share: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Microbatches of at most `max_tokens` in total, by first-fit decreasing (`share` comes longest first).
+    """Microbatches of at most `max_tokens` with the padding of each row to the longest; `share` comes longest first.
 
-    A row that alone is longer than `max_tokens` is a microbatch of its own.
+    Neighbours in length stay together, so that little is padded. A row that alone is longer than `max_tokens` is a
+    microbatch of its own.
     """
     bins: list[list[int]] = []
-    room: list[int] = []
     for i in share:
-        fit = next((b for b, left in enumerate(room) if lengths[i] <= left), None)
-        if fit is None:
-            bins.append([i])
-            room.append(max_tokens - lengths[i])
+        if bins and (len(bins[-1]) + 1) * lengths[bins[-1][0]] <= max_tokens:
+            bins[-1].append(i)
         else:
-            bins[fit].append(i)
-            room[fit] -= lengths[i]
+            bins.append([i])
     return bins
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -134,11 +133,3 @@ def contract(layout: SlateLayout) -> dict[str, object]:
         "tokenizer_sha256": layout.tokenizer.fingerprint,
         "label_ids": list(layout.label_ids) if layout.label_ids else None,
     }
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables inside tables as one, their keys joined by dots."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return found

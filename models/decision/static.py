@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ...data_prep.corpus import Corpus
 from ...data_prep.formats.jsonio import read_json, require
-from .build import contract, flat
+from ..exports import flat
+from .build import contract
 from .layout import SlateLayout
 from .model import DecisionModel
 from .trunks import CandidateKeys, TrunkMemory

@@ -32,7 +32,8 @@ class StateRecord:
         scores_K: their l_s(d) = <z_s, v_d>, float32, non-increasing.
         low, high: least and greatest l_s(d) over the whole corpus, before any exclusion (None: not recorded).
         vector_D: z_s, float32.
-        cost: what encoding and searching it took.
+        cost: what encoding and searching it took together.
+        search_seconds: the part of `cost.seconds` that the index took.
         notes: what a reader must know of it.
     """
 
@@ -47,6 +48,7 @@ class StateRecord:
     low: float | None = None
     high: float | None = None
     cost: Cost = Cost()
+    search_seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
 
@@ -88,6 +90,7 @@ class Traversal:
         excluded: rows that were never to be seen.
         realised: whether proposals exist at all (joint feedback makes none), so that realised readouts are defined.
         views: further states by the name of the view, made for readouts; they never changed the search.
+        notes: what a reader must know of the search as a whole (a cap was reached).
     """
 
     query: str
@@ -100,6 +103,7 @@ class Traversal:
     excluded: tuple[int, ...] = ()
     realised: bool = True
     views: Mapping[str, tuple[StateRecord, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -108,10 +112,11 @@ class Traversal:
 
     @property
     def cost(self) -> Cost:
-        """What all its states took together."""
+        """What all its states and views took together."""
         total = Cost()
-        for state in self.states:
-            total = total + state.cost
+        for states in (self.states, *self.views.values()):
+            for state in states:
+                total = total + state.cost
         return total
 
 

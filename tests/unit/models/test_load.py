@@ -13,7 +13,8 @@ from retrail.data_prep.corpus import Corpus, Node
 from retrail.models.config import DecisionConfig, ModelConfig, NavigateConfig
 from retrail.models.decision.build import HEAD, build_decision
 from retrail.models.decision.scorer import LocalScorer
-from retrail.models.load import RETRIEVAL, ExportError, load, load_scorer, open_corpus, read_export
+from retrail.models.exports import RETRIEVAL, ExportError, read_export
+from retrail.models.load import load, load_scorer, open_corpus
 from retrail.train.export import ExportFacts, export_decision
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 from decision_oracle import made_queries, made_tree, oracle
 
 from retrail.data_prep.task import Task, write_task
-from retrail.models import load
+from retrail.models import exports, load
 from retrail.scripts import calibrate
 from retrail.scripts.config import SearchBudget
 from retrail.scripts.systems import controls, open_retriever
@@ -21,7 +21,7 @@ def folders(tmp_path, monkeypatch):
     export = tmp_path / "export"
     export.mkdir()
     manifest = {"format_version": 1, "family": "decision", "navigate": {"keep": [2], "choose": 3}}
-    (export / load.RETRIEVAL).write_text(json.dumps(manifest))
+    (export / exports.RETRIEVAL).write_text(json.dumps(manifest))
     monkeypatch.setattr(load, "load_scorer", lambda path, **_: oracle())
     return tmp_path
 
@@ -70,7 +70,7 @@ def test_a_search_uses_the_file(folders, capsys):
     # On another corpus with a word of warning, and with another model not at all.
     open_retriever(str(folders / "export"), made_tree(3, 3, 2), budget, "cpu")
     assert "fitted on another corpus" in capsys.readouterr().err
-    file = folders / "export" / load.RETRIEVAL
+    file = folders / "export" / exports.RETRIEVAL
     file.write_text(file.read_text() + " ")
     with pytest.raises(ValueError, match="thresholds of one model mean nothing for another"):
         open_retriever(str(folders / "export"), corpus, budget, "cpu")

@@ -6,7 +6,7 @@ import pytest
 from decision_oracle import made_queries, made_tree, oracle
 
 from retrail.data_prep.task import write_task
-from retrail.models import load
+from retrail.models import exports, load
 from retrail.scripts import curve, pools
 
 
@@ -19,7 +19,7 @@ def folders(tmp_path, monkeypatch):
     export = tmp_path / "export"
     export.mkdir()
     manifest = {"format_version": 1, "family": "decision", "navigate": {"keep": [2], "choose": 0}}
-    (export / load.RETRIEVAL).write_text(json.dumps(manifest))
+    (export / exports.RETRIEVAL).write_text(json.dumps(manifest))
     monkeypatch.setattr(load, "load_scorer", lambda path, **_: oracle())
     monkeypatch.setattr(pools, "_scorer", lambda run: oracle())
     return [f"retriever={export}", f"data.path={tmp_path / 'data'}"], tmp_path

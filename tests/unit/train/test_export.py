@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from retrail.models.config import AdapterConfig, NavigateConfig
 from retrail.models.decision.scorer import LocalScorer
-from retrail.models.load import ExportError, load, load_scorer, read_export
+from retrail.models.exports import ExportError, read_export
+from retrail.models.load import load, load_scorer
 from retrail.scripts import export as command
 from retrail.scripts import train as train_command
 from retrail.scripts.run_folder import load_settings

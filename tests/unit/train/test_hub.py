@@ -5,7 +5,7 @@ import json
 import pytest
 from fake_hub import TOKEN, fake_hub
 
-from retrail.models.load import FORMAT_VERSION
+from retrail.models.exports import FORMAT_VERSION
 from retrail.train.hub import check_repo, push
 
 

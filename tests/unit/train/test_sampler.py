@@ -75,7 +75,8 @@ def test_plan(lengths, num_ranks, max_tokens, step):
     assert sorted(flat(plan)) == sorted(rows)
     assert len({len(rank) for rank in plan}) == 1
     for microbatch in itertools.chain(*plan):
-        assert len(microbatch) <= 1 or sum(lengths[row] + epoch for row, epoch in microbatch) <= max_tokens
+        longest = max((lengths[row] + epoch for row, epoch in microbatch), default=0)
+        assert len(microbatch) <= 1 or len(microbatch) * longest <= max_tokens
     # No step is made longer by an empty microbatch that every rank has.
     assert all(any(rank[m] for rank in plan) for m in range(len(plan[0])))
 
@@ -97,9 +98,10 @@ def test_spread_is_within_a_third_of_the_best(lengths, num_ranks):
 
 
 def test_pack_by_hand():
-    # 12 is over the budget and alone; 6 opens a bin with 4 left, 5 one with 5 left; 4 fits the first, 3 the second.
+    # 12 is over the budget and alone; 4 beside 6 would be two rows of 6; 4 and 3 beside 5 two of 5, but not three.
     lengths = [12, 6, 5, 4, 3]
-    assert pack([0, 1, 2, 3, 4], lengths, 10) == [[0], [1, 3], [2, 4]]
+    assert pack([0, 1, 2, 3, 4], lengths, 10) == [[0], [1], [2, 3], [4]]
+    assert pack([0, 1, 2, 3, 4], lengths, 12) == [[0], [1, 2], [3, 4]]
 
 
 def test_short_rank_gets_an_empty_microbatch():

@@ -1,0 +1,1 @@
+"""Readouts: how the scores of a traversal's states become one ranking."""
