@@ -43,7 +43,8 @@ class SentenceEncoder:
         device: as in torch; None lets sentence-transformers choose.
         max_state_tokens, max_document_tokens: tokens of a text (None: what the model was made for, which caps both).
             Longer states give up their oldest observations, with a note; longer documents are cut.
-        max_batch_tokens: tokens of a forward pass, padding included; on a GPU more is faster until memory ends.
+        max_batch_tokens: tokens of a forward pass, padding included; on a GPU more is faster until memory ends (None:
+            65,536 there; 4,096 on a CPU, where larger batches are no faster).
 
     Raises:
         ImportError, ValueError: as `open_encoder`.
@@ -57,14 +58,14 @@ class SentenceEncoder:
         device: str | None = None,
         max_state_tokens: int | None = None,
         max_document_tokens: int | None = None,
-        max_batch_tokens: int = 4096,
+        max_batch_tokens: int | None = None,
     ) -> None:
         for key, value in (("state", max_state_tokens), ("document", max_document_tokens), ("batch", max_batch_tokens)):
             check_positive(f"encoder.max_{key}_tokens", value)
         self.source = model if isinstance(model, str) else ""
         self.model = open_encoder(model, device) if isinstance(model, str) else model
         self.model.eval()
-        self.max_batch_tokens = max_batch_tokens
+        self.max_batch_tokens = max_batch_tokens or (4096 if self.model.device.type == "cpu" else 65_536)
         own = {key: text or "" for key, text in (self.model.prompts or {}).items()}
         self.document_prompt: str = own.get("document", "")
         self.prompts = _plain(own.get("query", "")) if prompts is None else prompts
@@ -240,7 +241,7 @@ def _least(*limits: int | None) -> int | None:
 
 
 def _described(module: Any) -> dict[str, object]:
-    settings = getattr(module, "get_config_dict", dict)()
+    settings: dict[str, Any] = getattr(module, "get_config_dict", dict)()
     return {"type": type(module).__name__, **{key: str(value) for key, value in settings.items()}}
 
 

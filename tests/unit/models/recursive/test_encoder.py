@@ -3,6 +3,8 @@
 import itertools
 import json
 import random
+import sys
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -269,6 +271,53 @@ def test_a_session_gives_what_encode_gives():
             session.forget(0)
         with pytest.raises(ValueError, match="2 states but 1 owners"):
             session.encode(states[:2], [0])
+
+
+class FakePrefixSession:
+    """Encodes whole and says that it reused two tokens of each list; its vectors have any length."""
+
+    def __init__(self, model):
+        self.model, self.seen, self.forgotten = model, [], []
+
+    def encode(self, token_lists, owners):
+        assert not torch.is_grad_enabled()
+        self.seen.append((token_lists, owners))
+        rows = [self.model.model(torch.tensor([ids])).last_hidden_state[0, -1] for ids in token_lists]
+        return 3 * torch.stack(rows).numpy(), [len(ids) - 2 for ids in token_lists], [2] * len(token_lists)
+
+    def forget(self, owner):
+        self.forgotten.append(owner)
+
+
+def test_a_prefix_session_is_given_ids_and_owners_and_its_counts_become_costs(monkeypatch):
+    module = types.ModuleType("retrail.models.recursive.prefix_cache")
+    module.PrefixSession = FakePrefixSession
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    made = encoder(EncoderConfig(dimensions=16), replace(SHORT, observation_max_tokens=3))
+    states = [State("Who?"), State("Who?", ("abcd",), "continuation")]
+    session = made.session()
+    found, plain = session.encode(states, [7, 8]), made.encode(states)
+    assert np.abs(found.vectors_SD - plain.vectors_SD).max() < 1e-6 and found.notes == plain.notes
+    lists = [made.tokens(state) for state in states]
+    assert session._tokens.seen == [(lists, [7, 8])]
+    assert [(c.prompt_tokens, c.reused_tokens) for c in found.costs] == [(len(ids) - 2, 2) for ids in lists]
+    assert sum(c.seconds for c in found.costs) > 0
+    session.forget(8)
+    assert session._tokens.forgotten == [8]
+    assert type(encoder(EncoderConfig(normalise=False)).session()).__name__ == "PlainSession"
+    with torch.no_grad():
+        made.backbone.get_input_embeddings().weight[made.tokenizer.data("~")[0]] = torch.nan
+    with pytest.raises(ValueError, match=r"the vector of state 1 \(root of the query 'what~'\) is not finite"):
+        session.encode([State("a"), State("what~")], [0, 1])
+
+
+def test_a_prefix_cache_that_cannot_be_imported_is_not_passed_over(monkeypatch):
+    def broken(name, package):
+        raise ModuleNotFoundError("no module", name="something_else")
+
+    monkeypatch.setattr("retrail.models.recursive.sessions.import_module", broken)
+    with pytest.raises(ModuleNotFoundError):
+        encoder().session()
 
 
 def test_invariant_and_mean_sessions_remember_nothing():
