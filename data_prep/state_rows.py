@@ -15,6 +15,7 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -72,14 +73,15 @@ class _Ragged:
 class StateRows:
     """The rows of one data set, to be drawn anew in each epoch; made by `chain_rows`, `pair_rows`, `dialogue_rows`.
 
-    Memory is 8 bytes a known wrong document and some 200 a row, whatever the texts.
+    Memory is 8 bytes a known wrong document and some hundred a row, whatever the texts of documents.
 
     Attributes:
         skipped: how many queries or documents were left out, by reason.
     """
 
-    def __init__(self, corpus: Corpus, instruction_key: str, source: str, skipped: Mapping[str, int]) -> None:
-        self.corpus, self.instruction_key, self.source, self.skipped = corpus, instruction_key, source, dict(skipped)
+    def __init__(self, corpus: Corpus, instruction_key: str, source: str) -> None:
+        self.corpus, self.instruction_key, self.source = corpus, instruction_key, source
+        self.skipped: Counter[str] = Counter()
         self._queries: list[Query] = []
         self._groups: list[str] = []
         self._ordered: list[bool] = []
@@ -174,16 +176,16 @@ class StateRows:
         query_id = record.query.id
         right = {self._keys.of(doc) for doc in record.gold}
 
-        def clean(rankings: Iterable[Sequence[str]]) -> list[int]:
+        def clean(rankings: Iterable[Sequence[str]], most: int) -> list[int]:
             rows = map(self.corpus.row, interleave(rankings))
-            return [row for row in rows if self._is_wrong(row, record.gold, right)]
+            return list(islice((row for row in rows if self._is_wrong(row, record.gold, right)), most))
 
         def found(name: str) -> list[int]:
             windows = (rank_window(of[name], *wrong.ranks) for of in wrong.rankings if name in of)
-            return clean(windows)[: wrong.depth]
+            return clean(windows, wrong.depth)
 
         def picked(name: str) -> list[int]:
-            return clean([wrong.picks.get(name, ())])[: wrong.pick_depth]
+            return clean([wrong.picks.get(name, ())], wrong.pick_depth)
 
         self._queries.append(record.query)
         self._groups.append(record.group)
@@ -227,8 +229,8 @@ def chain_rows(
     Raises:
         KeyError: a distractor or ranked document that the corpus lacks.
     """
-    skipped: Counter[str] = Counter()
-    records = []
+    rows = StateRows(corpus, instruction_key, source)
+    wrong, skipped = wrong or WrongDocuments(), rows.skipped
     for query in queries:
         chain = chains.get(query.id)
         if chain is None:
@@ -242,10 +244,11 @@ def chain_rows(
             usable = gold[: there.index(False)] if chain.ordered else gold
             skipped["cut_chains"] += bool(usable)
         if usable:
-            records.append(_Record(query, usable, chain.ordered, gold, query.id, chain.distractors))
+            rows._add(_Record(query, usable, chain.ordered, gold, query.id, chain.distractors), wrong)
         else:
             skipped["no_gold"] += 1
-    return _collect(corpus, records, (instruction_key, source), wrong, skipped)
+    rows.skipped = +skipped
+    return rows
 
 
 def pair_rows(
@@ -266,16 +269,18 @@ def pair_rows(
     Raises:
         KeyError: a ranked document that the corpus lacks, or a query without a group.
     """
-    skipped: Counter[str] = Counter()
-    records = []
+    rows = StateRows(corpus, instruction_key, source)
+    wrong, skipped = wrong or WrongDocuments(), rows.skipped
     for query in queries:
         relevant = [doc_id for doc_id, relevance in qrels.get(query.id, {}).items() if relevance > 0]
         gold = tuple(corpus.row(doc_id) for doc_id in relevant if doc_id in corpus)
         skipped["missing_gold"] += len(relevant) - len(gold)
         skipped["without_gold"] += not relevant
         group = query.id if groups is None else groups[query.id]
-        records += [_Record(query, (doc,), True, gold, group) for doc in gold]
-    return _collect(corpus, records, (instruction_key, source), wrong, skipped)
+        for doc in gold:
+            rows._add(_Record(query, (doc,), True, gold, group), wrong)
+    rows.skipped = +skipped
+    return rows
 
 
 def dialogue_rows(
@@ -293,16 +298,3 @@ def dialogue_rows(
     """
     groups = {query.id: query.id.rpartition("_")[0] or query.id for query in queries}
     return pair_rows(corpus, queries, qrels, instruction_key=instruction_key, source=source, wrong=wrong, groups=groups)
-
-
-def _collect(
-    corpus: Corpus,
-    records: Iterable[_Record],
-    labels: tuple[str, str],
-    wrong: WrongDocuments | None,
-    skipped: Counter[str],
-) -> StateRows:
-    rows = StateRows(corpus, *labels, {reason: count for reason, count in skipped.items() if count})
-    for record in records:
-        rows._add(record, wrong or WrongDocuments())
-    return rows

@@ -68,8 +68,7 @@ def read_musique(path: str | Path, *, labelled: bool = True) -> Iterator[Questio
     for where, row in _records(path, "id"):
         paragraphs: dict[int, Paragraph] = {}
         supporting: set[int] = set()
-        given = require(row, "paragraphs", list, where)
-        for number, value in enumerate(given):
+        for number, value in enumerate(require(row, "paragraphs", list, where)):
             place = f"{where}['paragraphs'][{number}]"
             fields = expect(value, dict, place)
             index = require(fields, "idx", int, place)
@@ -83,13 +82,13 @@ def read_musique(path: str | Path, *, labelled: bool = True) -> Iterator[Questio
             yield _question(row, "id", "unanswerable", ((), False), list(paragraphs.values()), where)
             continue
         steps = _musique_steps(row, where, labelled)
-        known = {step for step in steps if step in paragraphs}
+        gold = [paragraphs[s] if isinstance(s, int) and s in paragraphs else f"paragraph {s}" for s in steps]
+        known = {step for step in steps if isinstance(step, int) and step in paragraphs}
         if known != supporting:
             raise ValueError(
                 f"{where}: paragraphs {sorted(supporting)} are marked is_supporting, but the decomposition uses "
                 f"{sorted(known)}"
             )
-        gold = [paragraphs.get(step, f"paragraph {step}") for step in steps]
         kind = require(row, "id", str, where).partition("__")[0]
         yield _question(row, "id", kind, (gold, True), list(paragraphs.values()), where)
 
