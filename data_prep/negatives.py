@@ -8,11 +8,18 @@ ids = sample(ids, 7, random.Random(seed))
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from .corpus import Corpus
+
+T = TypeVar("T")
 
 
 def rank_window(ids: Sequence[str], first: int, last: int) -> list[str]:
@@ -28,7 +35,7 @@ def rank_window(ids: Sequence[str], first: int, last: int) -> list[str]:
     return list(ids[first - 1 : last])
 
 
-def interleave(rankings: Iterable[Sequence[str]]) -> list[str]:
+def interleave(rankings: Iterable[Sequence[T]]) -> list[T]:
     """Each id once: the first of every ranking in turn, then the second of every ranking, and so on."""
     return list(dict.fromkeys(node_id for row in zip_longest(*rankings) for node_id in row if node_id is not None))
 
@@ -80,3 +87,26 @@ def sample(ids: Sequence[str], count: int, rng: random.Random) -> list[str]:
     if count >= len(ids):
         return list(ids)
     return [ids[position] for position in sorted(rng.sample(range(len(ids)), count))]
+
+
+class TextKeys:
+    """A number for the text of a row (white space and case aside), equal for equal texts; computed when asked for."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._corpus = corpus
+        self._known = np.zeros(len(corpus), dtype=bool)
+        self._keys = np.zeros(len(corpus), dtype=np.uint64)
+
+    def of(self, row: int) -> int:
+        """The key of one row."""
+        if not self._known[row]:
+            text = " ".join(self._corpus.text(row).casefold().split())
+            raw = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
+            self._keys[row], self._known[row] = int.from_bytes(raw, "little"), True
+        return int(self._keys[row])
+
+    def all(self) -> npt.NDArray[np.uint64]:
+        """The keys of all rows, for `mining.mine_negatives`."""
+        for row in range(len(self._keys)):
+            self.of(row)
+        return self._keys

@@ -4,6 +4,7 @@
 - `queries/SPLIT.jsonl`: {"id": ..., "text": ...} a line
 - `qrels/SPLIT.tsv`: BEIR judgements: query-id, corpus-id, score, with that header
 - `answers/SPLIT.jsonl`: {"id": ..., "text": ...} a line, where a split has reference answers
+- `chains/SPLIT.jsonl`: which documents a query needs, in order, where the data set says so (`chains.py`)
 - `manifest.json`: name, format version, counts, sources, checksums
 """
 
@@ -17,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from .chains import Chain, check_chain, read_chains, write_chains
 from .corpus import Corpus
 from .files import check_new_folder, new_folder, sha256_file
 from .formats.jsonio import read_json, read_jsonl, require
 from .formats.trec import Qrels, read_qrels, write_qrels
 
-__all__ = ["Qrels", "Query", "Task", "qrels_at_level", "write_task"]
+__all__ = ["Chain", "Qrels", "Query", "Task", "qrels_at_level", "write_task"]
 
 FORMAT = "retrail-task"
 FORMAT_VERSION = 1
@@ -112,6 +114,18 @@ class Task:
         rows = ((f"{file}:{number}", row) for number, row in read_jsonl(file))
         return {require(row, "id", str, where): require(row, "text", str, where) for where, row in rows}
 
+    def chains(self, split: str) -> dict[str, Chain]:
+        """What the queries of a split need, by query id; queries of which nothing is known are left out.
+
+        Errors as `queries`, and ValueError with file and line for a chain that is not as `read_chains` wants it.
+        """
+        if split in self._splits and f"chains/{split}.jsonl" not in self._files:
+            return {}
+        file = self._file("chains", split, "jsonl")
+        known = {query.id for query in self.queries(split)}
+        counts = require(self._splits, split, dict, f"{self.folder / 'manifest.json'}['splits']")
+        return read_chains(file, known, self.corpus, allow_dangling=counts["dangling_judgements"] > 0)
+
     def _file(self, folder: str, split: str, ending: str) -> Path:
         if split not in self._splits:
             raise KeyError(f"task {self.name!r} has no split {split!r}; it has: {', '.join(self.splits)}")
@@ -131,40 +145,33 @@ def write_task(
     source: Mapping[str, object],
     allow_dangling: bool = False,
     answers: Mapping[str, Mapping[str, str]] | None = None,
+    chains: Mapping[str, Mapping[str, Chain]] | None = None,
 ) -> Task:
     """Check and write a task folder, whole or not at all, and open it.
 
     source: where the data came from, as JSON (`files.describe_file` gives name, size and sha256 of a file).
     allow_dangling: keep judgements of documents that the corpus lacks, and count them in the manifest.
     answers: reference answers by split and query id (None: there are none).
+    chains: which documents a query needs, by split and query id (None: nothing is known); their gold documents are
+        those that the judgements call relevant.
 
     Raises:
         FileExistsError: `path` exists and is not an empty folder.
         ValueError: no splits, a split name that cannot be a file name, a split without queries, an empty or repeated
             query, judgements of an unknown query, or of an unknown document unless `allow_dangling`, an answer that is
-            empty or to no query of its split.
+            empty or to no query of its split, a chain as `check_chain` refuses it or with other gold documents than the
+            judgements.
     """
     if not splits:
         raise ValueError(f"task {name!r} has no splits; give at least one")
     check_new_folder(path)
     counts = {split: _check_split(split, *content, corpus, allow_dangling) for split, content in splits.items()}
     _check_answers(answers or {}, splits)
+    _check_chains(chains or {}, splits, corpus, allow_dangling)
     with new_folder(path) as folder:
         (folder / "corpus").mkdir()
         corpus.write_into(folder / "corpus")
-        for part in ("queries", "qrels"):
-            (folder / part).mkdir()
-        files: dict[str, str] = {}
-        for split, (queries, qrels) in splits.items():
-            queries_name, qrels_name = f"queries/{split}.jsonl", f"qrels/{split}.tsv"
-            _write_texts(folder / queries_name, {query.id: query.text for query in queries})
-            write_qrels(folder / qrels_name, {query.id: qrels.get(query.id, {}) for query in queries})
-            files |= {part: sha256_file(folder / part) for part in (queries_name, qrels_name)}
-        for split, texts in (answers or {}).items():
-            if texts:
-                (folder / "answers").mkdir(exist_ok=True)
-                _write_texts(folder / f"answers/{split}.jsonl", texts)
-                files[f"answers/{split}.jsonl"] = sha256_file(folder / f"answers/{split}.jsonl")
+        files = _write_files(folder, splits, answers or {}, chains or {})
         digest = hashlib.sha256(json.dumps([corpus.fingerprint, sorted(files.items())]).encode())
         manifest = {
             "format": FORMAT,
@@ -203,6 +210,33 @@ def qrels_at_level(qrels: Qrels, corpus: Corpus, level: int) -> Qrels:
     return lifted
 
 
+def _write_files(
+    folder: Path,
+    splits: Mapping[str, tuple[Sequence[Query], Qrels]],
+    answers: Mapping[str, Mapping[str, str]],
+    chains: Mapping[str, Mapping[str, Chain]],
+) -> dict[str, str]:
+    """Write what belongs to single splits; the sha256 of each file by its name. Empty answers and chains leave none."""
+    names: list[str] = []
+    for split, (queries, qrels) in splits.items():
+        names += [f"queries/{split}.jsonl", f"qrels/{split}.tsv"]
+        for name in names[-2:]:
+            (folder / name).parent.mkdir(exist_ok=True)
+        _write_texts(folder / names[-2], {query.id: query.text for query in queries})
+        write_qrels(folder / names[-1], {query.id: qrels.get(query.id, {}) for query in queries})
+    for split, texts in answers.items():
+        if texts:
+            names.append(f"answers/{split}.jsonl")
+            (folder / "answers").mkdir(exist_ok=True)
+            _write_texts(folder / names[-1], texts)
+    for split, by_query in chains.items():
+        if by_query:
+            names.append(f"chains/{split}.jsonl")
+            (folder / "chains").mkdir(exist_ok=True)
+            write_chains(folder / names[-1], by_query)
+    return {name: sha256_file(folder / name) for name in names}
+
+
 def _write_texts(file: Path, texts: Mapping[str, str]) -> None:
     rows = (json.dumps({"id": query_id, "text": text}, ensure_ascii=False) for query_id, text in texts.items())
     with file.open("x", encoding="utf-8", newline="\n") as handle:
@@ -217,6 +251,26 @@ def _check_answers(
         for query_id, text in texts.items():
             if query_id not in known or not text.strip():
                 raise ValueError(f"split {split!r}: the answer to {query_id!r} is empty, or to no query of that split")
+
+
+def _check_chains(
+    chains: Mapping[str, Mapping[str, Chain]],
+    splits: Mapping[str, tuple[Sequence[Query], Qrels]],
+    corpus: Corpus,
+    allow_dangling: bool,
+) -> None:
+    for split, by_query in chains.items():
+        queries, qrels = splits.get(split, ((), {}))
+        known = {query.id for query in queries}
+        for query_id, chain in by_query.items():
+            where = f"split {split!r}: the chain of {query_id!r}"
+            if query_id not in known:
+                raise ValueError(f"{where} is to no query of that split")
+            check_chain(chain, where, corpus, allow_dangling)
+            judged = {doc_id for doc_id, relevance in qrels.get(query_id, {}).items() if relevance > 0}
+            if judged != set(chain.gold):
+                other = min(judged ^ set(chain.gold))
+                raise ValueError(f"{where} has not the gold documents of the judgements: they differ in {other!r}")
 
 
 def _check_split(

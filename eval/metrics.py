@@ -22,7 +22,7 @@ Qrels = Mapping[str, Mapping[str, int]]
 PerQuery = dict[str, dict[str, float]]
 
 DEFAULT_METRICS = ("Hit@1", "Hit@5", "Hit@10", "Recall@10", "MRR@10", "nDCG@10")
-_NAME = re.compile(r"(Hit|Recall|R_cap|P|MRR|MAP|nDCG)(?:@([1-9][0-9]*))?")
+_NAME = re.compile(r"(Hit|Recall|R_cap|All|P|MRR|MAP|nDCG)(?:@([1-9][0-9]*))?")
 _UNCUT = ("MRR", "MAP", "nDCG")
 TIES = ("rank", "trec", "best", "worst")
 
@@ -101,8 +101,9 @@ def evaluate(
     """Means and values of single queries; nothing given is changed.
 
     Metric names: `Hit@k` (any relevant document in the first k), `Recall@k` (share of the relevant documents
-    found), `R_cap@k` (the same over min(relevant, k)), `P@k`, `MRR@k`, `MAP@k`, `nDCG@k` (gain = judgement,
-    discount log2(rank + 1); negative judgements gain 0); the last three also without a cut-off.
+    found), `R_cap@k` (the same over min(relevant, k)), `All@k` (whether all relevant documents are found), `P@k`,
+    `MRR@k`, `MAP@k`, `nDCG@k` (gain = judgement, discount log2(rank + 1); negative judgements gain 0); the last three
+    also without a cut-off.
 
     Args:
         run: query id -> ranking. A query absent from it counts 0.
@@ -190,8 +191,8 @@ def _parse(name: str) -> tuple[str, int | None]:
     match = _NAME.fullmatch(name)
     if match is None or (match[2] is None and match[1] not in _UNCUT):
         raise ValueError(
-            f"{name!r} is not a metric; use Hit@k, Recall@k, R_cap@k, P@k, MRR@k, MAP@k, nDCG@k with a whole number k, "
-            f"or MRR, MAP, nDCG"
+            f"{name!r} is not a metric; use Hit@k, Recall@k, R_cap@k, All@k, P@k, MRR@k, MAP@k, nDCG@k with a whole "
+            f"number k, or MRR, MAP, nDCG"
         )
     return match[1], None if match[2] is None else int(match[2])
 
@@ -245,6 +246,8 @@ def _measure(
             for query, value in result[name].items():
                 positives = sum(rel >= min_rel for rel in judged[query].values())
                 result[name][query] = value * positives / min(positives, cut)
+        elif kind == "All":
+            result[name] = {query: float(value == 1.0) for query, value in result[name].items()}
     return result
 
 
@@ -255,7 +258,7 @@ def _measure_of(kind: str, cut: int | None, min_rel: int) -> Any:
     if kind == "nDCG":
         measure = ir_measures.nDCG
     else:
-        names = {"Hit": "Success", "Recall": "R", "R_cap": "R", "P": "P", "MRR": "RR", "MAP": "AP"}
+        names = {"Hit": "Success", "Recall": "R", "R_cap": "R", "All": "R", "P": "P", "MRR": "RR", "MAP": "AP"}
         measure = getattr(ir_measures, names[kind])(rel=min_rel)
     return measure if cut is None else measure @ cut
 

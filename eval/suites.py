@@ -67,6 +67,7 @@ class Suite:
 
 
 _PASSAGES = ("Hit@1", "Hit@5", "Hit@10", "Recall@1", "Recall@10", "MRR@10")
+_CHAINS = ("Recall@5", "All@5", "Recall@2", "Recall@10", "All@10", "Recall@20", "Recall@100", "nDCG@10")
 SUITES = {
     suite.name: suite
     for suite in (
@@ -81,6 +82,9 @@ SUITES = {
             conventions=Conventions(no_positives="miss"),
         ),
         Suite(name="pydocs", split="dev", metrics=_PASSAGES, k=20, document_metrics=("Hit@1",)),
+        # RDR's recall over gold groups, |{G: G meets the top k}| / |groups|, is Recall@k here: equal paragraphs are one
+        # document, so a group is one document. Gold that the corpus lacks stays in the denominator.
+        *(Suite(name=name, split="dev", metrics=_CHAINS, k=100) for name in ("musique", "hotpotqa", "2wiki")),
         Suite(name="beir", split="test", metrics=("nDCG@10", "Recall@100", "MRR@10", "MAP@100"), k=100),
     )
 }

@@ -21,6 +21,9 @@ READER_OPTIONS = {
     "tree": ("groups", "balanced", "branching", "encoder", "seed", "summaries"),
     "update": ("add", "remove", "summaries"),
     "mtrag": ("domain", "skip_missing"),
+    "musique": ("splits", "files", "corpus", "documents"),
+    "hotpotqa": ("splits", "files", "corpus", "documents"),
+    "2wiki": ("splits", "files", "corpus", "documents"),
 }
 
 
@@ -30,7 +33,8 @@ class PrepData:
 
     name: the reader.
     documents: (multidoc2dial, conditionalqa) file of the documents in `path` (null: the one named
-        `*doc2dial_doc*.json`, for conditionalqa `documents.json`; also gzipped).
+        `*doc2dial_doc*.json`, for conditionalqa `documents.json`; also gzipped). (musique, hotpotqa, 2wiki) the pool
+        file, `[{title, text}]` (null: the one named `*corpus*.json`).
     dialogues: (multidoc2dial) files of the dialogues in `path` (null: all named `*doc2dial_dial_*.json`, also gzipped).
     split_by: (multidoc2dial) `files` takes each file of dialogues as the split in its name, `hash` divides dialogues
         by their ids into train (8 of 10 buckets) and dev (1 of 10), `auto` does the second if there is only one file.
@@ -41,7 +45,12 @@ class PrepData:
         with a gold passage that is not there, instead of stopping.
     domain: (mtrag) which of its corpora: `clapnq`, `cloud`, `fiqa`, `govt`.
     splits: (beir) which files of `qrels/` to take (null: all); (conditionalqa) of train, dev, test (null: the first
-        two; test has no evidences).
+        two; test has no evidences). (musique, hotpotqa, 2wiki) of train, dev, test (null: the first two, as far as
+        they are there); those that are prepared together share one corpus, each alone has its own.
+    files: (musique, hotpotqa, 2wiki) files of the questions in `path`, with the split in each name (null: those with
+        the data set's own names, also gzipped).
+    corpus: (musique, hotpotqa, 2wiki) `paragraphs` of all questions, the `pool` file alone, or `both`; more documents
+        are harder to search. Gold paragraphs that a pool lacks count as not found.
     skip_empty: (beir) leave out documents without title and text, instead of stopping.
     allow_dangling: (beir) keep judgements of documents that the corpus lacks, instead of stopping; nobody can find
         them.
@@ -69,6 +78,8 @@ class PrepData:
     skip_missing: bool = False
     domain: str = "cloud"
     splits: list[str] | None = None
+    files: list[str] | None = None
+    corpus: str = "paragraphs"
     skip_empty: bool = False
     allow_dangling: bool = False
     queries: str | None = None
@@ -87,11 +98,15 @@ class PrepData:
         check_choice("data.split_by", self.split_by, ("auto", "files", "hash"))
         check_choice("data.segmentation", self.segmentation, ("structure", "token"))
         check_positive("data.words", self.words)
+        check_choice("data.corpus", self.corpus, ("paragraphs", "pool", "both"))
         check_choice("data.domain", self.domain, ("clapnq", "cloud", "fiqa", "govt"))
         for option in fields(self)[1:]:
             if option.name not in READER_OPTIONS[self.name] and getattr(self, option.name) != option.default:
                 raise ValueError(f"data.{option.name} has no meaning for data={self.name}; leave it out")
         self._check_tree()
+
+        if self.documents is not None and self.corpus == "paragraphs" and "corpus" in READER_OPTIONS[self.name]:
+            raise ValueError("data.documents names the pool file, which data.corpus=paragraphs does not read")
 
     def _check_tree(self) -> None:
         check_positive("data.groups", self.groups)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 SPLIT_NAMES = {"train": "train", "validation": "dev", "dev": "dev", "test": "test"}
 
+# Names of the official files of questions.
+MULTIHOP_FILES = {"musique": "musique_*.json*", "hotpotqa": "hotpot_*.json*", "2wiki": "*.json*"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
@@ -35,6 +38,7 @@ def prepare(run: PrepRun) -> None:
         ValueError: what is wrong with the raw files.
     """
     from ..data_prep.corpus import Corpus
+    from ..data_prep.formats.multihop import report as multihop_report
 
     out = Path(run.out)
     if not run.overwrite or not _holds_something(out):
@@ -48,6 +52,8 @@ def prepare(run: PrepRun) -> None:
     print(f"{run.out}: {len(corpus):,} nodes on {corpus.num_levels} levels, {len(corpus.leaves()):,} of them leaves")
     if isinstance(written, Corpus):
         return
+    for line in multihop_report(written):
+        print(f"  {line}")
     for split in written.splits:
         judged = sum(1 for judgements in written.qrels(split).values() if judgements)
         print(f"  {split}: {len(written.queries(split)):,} queries, {judged:,} of them with judgements")
@@ -117,6 +123,8 @@ def _read(run: PrepRun, out: Path) -> Task | Corpus:
         from ..data_prep.formats.mtrag import prep_mtrag
 
         return prep_mtrag(folder, out, domain=run.data.domain, skip_missing=run.data.skip_missing)
+    if run.data.name in MULTIHOP_FILES:
+        return _read_multihop(run.data, folder, out)
     return _read_multidoc2dial(run.data, folder, out)
 
 
@@ -147,6 +155,38 @@ def _first(folder: Path, name: str) -> Path:
             if (inside / f"{name}{ending}").is_file():
                 return inside / f"{name}{ending}"
     raise FileNotFoundError(f"path={folder} has no {name}.json (nor {name}.json.gz), nor has its folder v1_0")
+
+
+def _read_multihop(data: PrepData, folder: Path, out: Path) -> Task:
+    from ..data_prep.formats.multihop import prep_multihop
+
+    if data.files is not None:
+        found = [folder / name for name in data.files]
+    else:
+        found = [file for file in sorted(folder.glob(MULTIHOP_FILES[data.name])) if len(_splits_in(file)) == 1]
+    wanted = data.splits or (["train", "dev", "test"] if data.files else ["train", "dev"])
+    if unknown := set(wanted) - set(SPLIT_NAMES.values()):
+        raise ValueError(f"data.splits: {', '.join(sorted(unknown))} is none of train, dev, test")
+    files = _by_split([file for file in found if data.files or set(_splits_in(file)) <= set(wanted)], "data.files")
+    missing = [split for split in wanted if split not in files]
+    if not files or (data.splits and missing):
+        raise FileNotFoundError(
+            f"path={folder} has no file of {' or '.join(missing)} named {MULTIHOP_FILES[data.name]}; name the files "
+            "with data.files=[...]"
+        )
+    pool = None if data.corpus == "paragraphs" else _pool_file(data, folder)
+    chosen = {split: file for split, file in files.items() if split in wanted}
+    return prep_multihop(data.name, chosen, out, corpus=data.corpus, pool=pool)
+
+
+def _pool_file(data: PrepData, folder: Path) -> Path:
+    found = [folder / data.documents] if data.documents else sorted(folder.glob("*corpus*.json*"))
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise FileNotFoundError(
+            f"path={folder} has {len(found)} files named *corpus*.json ({names}); name one with data.documents=..."
+        )
+    return found[0]
 
 
 def _read_multidoc2dial(data: PrepData, folder: Path, out: Path) -> Task:
@@ -183,21 +223,24 @@ def _read_multidoc2dial(data: PrepData, folder: Path, out: Path) -> Task:
     )
 
 
-def _by_split(files: Sequence[Path]) -> dict[str, Path]:
-    """Each file under the split in its name.
+def _splits_in(file: Path) -> list[str]:
+    return [SPLIT_NAMES[word] for word in re.split(r"[^a-z]+", file.name.lower()) if word in SPLIT_NAMES]
+
+
+def _by_split(files: Sequence[Path], option: str = "data.dialogues") -> dict[str, Path]:
+    """Each file under the split in its name; `option` names files by hand.
 
     Raises:
         ValueError: a name without a split, or two of the same.
     """
     splits: dict[str, Path] = {}
     for file in files:
-        words = [SPLIT_NAMES[word] for word in re.split(r"[^a-z]+", file.name.lower()) if word in SPLIT_NAMES]
+        words = _splits_in(file)
         if len(words) != 1:
-            raise ValueError(f"{file}: no split in its name ({', '.join(SPLIT_NAMES)}); use data.split_by=hash")
+            hint = "; use data.split_by=hash" if option == "data.dialogues" else ""
+            raise ValueError(f"{file}: no split in its name ({', '.join(SPLIT_NAMES)}){hint}")
         if words[0] in splits:
-            raise ValueError(
-                f"{file} and {splits[words[0]].name} are both {words[0]!r}; name the files with data.dialogues"
-            )
+            raise ValueError(f"{file} and {splits[words[0]].name} are both {words[0]!r}; name the files with {option}")
         splits[words[0]] = file
     return {name: splits[name] for name in ("train", "dev", "test") if name in splits}
 

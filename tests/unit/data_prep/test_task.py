@@ -2,8 +2,9 @@ import json
 
 import pytest
 
+from retrail.data_prep.chains import read_chains
 from retrail.data_prep.corpus import Corpus, Node
-from retrail.data_prep.task import Query, Task, qrels_at_level, write_task
+from retrail.data_prep.task import Chain, Query, Task, qrels_at_level, write_task
 
 CORPUS = Corpus.from_nodes(
     [
@@ -137,3 +138,73 @@ def test_qrels_at_level():
         qrels_at_level(qrels, CORPUS, 2)
     with pytest.raises(KeyError, match="no node 'gone'"):
         qrels_at_level({"q": {"gone": 1}}, CORPUS, 0)
+
+
+CHAINS = {"q2": Chain(("p1",), False, ("p3", "p2"), "kind ä"), "q 1": Chain(("p2",), True)}
+
+
+def test_chains_come_back(tmp_path):
+    splits = {"train": (QUERIES[:1], {}), "dev": (QUERIES, QRELS)}
+    task = write(tmp_path / "t", splits=splits, chains={"dev": CHAINS, "train": {}})
+    assert task.chains("dev") == CHAINS and list(task.chains("dev")) == ["q2", "q 1"]
+    assert task.chains("train") == {} == write(tmp_path / "none").chains("dev")
+    line = (tmp_path / "t/chains/dev.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    assert json.loads(line) == {
+        "id": "q2",
+        "gold": ["p1"],
+        "ordered": False,
+        "distractors": ["p3", "p2"],
+        "kind": "kind ä",
+    }
+    assert task.fingerprint != Task.open(tmp_path / "none").fingerprint
+    with pytest.raises(KeyError, match="no split 'test'"):
+        task.chains("test")
+
+
+@pytest.mark.parametrize(
+    ("chains", "message"),
+    [
+        ({"zz": Chain(("p1",), True)}, "'zz' is to no query of that split"),
+        ({"q2": Chain((), True)}, "'q2': a chain needs at least one gold document"),
+        ({"q2": Chain(("p1", "p1"), True)}, "'p1' appears twice among gold and distractors"),
+        ({"q2": Chain(("p1",), True, ("p1",))}, "'p1' appears twice among gold and distractors"),
+        ({"q2": Chain(("p1",), True, ("",))}, "a document id is empty"),
+        ({"q2": Chain(("p1",), True, ("gone",))}, "1 documents are not in the corpus, first 'gone'"),
+        ({"q2": Chain(("p1", "p3"), True)}, "has not the gold documents of the judgements: they differ in 'p3'"),
+        ({"q3": Chain(("p1",), True)}, "they differ in 'p1'"),
+    ],
+)
+def test_chains_that_do_not_fit(tmp_path, chains, message):
+    with pytest.raises(ValueError, match=message):
+        write(tmp_path / "t", chains={"dev": chains})
+    with pytest.raises(ValueError, match="is to no query"):
+        write(tmp_path / "t", chains={"test": {"q2": Chain(("p1",), True)}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_chain_may_hold_gold_that_is_missing_where_the_judgements_do(tmp_path):
+    qrels = {"q2": {"p1": 1, "gone": 1}}
+    chains = {"dev": {"q2": Chain(("gone", "p1"), True)}}
+    with pytest.raises(ValueError, match="first 'gone'"):
+        write(tmp_path / "t", splits={"dev": (QUERIES, qrels)}, chains=chains)
+    task = write(tmp_path / "t", splits={"dev": (QUERIES, qrels)}, chains=chains, allow_dangling=True)
+    assert task.chains("dev")["q2"].gold == ("gone", "p1")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": "q2"}', "has no key 'gold'"),
+        ('{"id": "zz", "gold": ["p1"], "distractors": [], "ordered": true}', "query 'zz' is not of this split"),
+        ('{"id": "q 1", "gold": ["p1"], "distractors": [], "ordered": true}', "query 'q 1' has two chains"),
+        ('{"id": "q2", "gold": [1], "distractors": [], "ordered": true}', r"\['gold'\] must be a string"),
+        ('{"id": "q2", "gold": ["p1"], "distractors": [], "ordered": "yes"}', r"\['ordered'\] must be a boolean"),
+        ('{"id": "q2", "gold": ["gone"], "distractors": [], "ordered": true}', "first 'gone'"),
+        ("[]", "a line must be a JSON object"),
+    ],
+)
+def test_a_damaged_file_of_chains_is_named_by_its_line(tmp_path, line, message):
+    first = '{"id": "q 1", "gold": ["p2"], "distractors": [], "ordered": true}'
+    (tmp_path / "dev.jsonl").write_text(f"{first}\n{line}\n")
+    with pytest.raises(ValueError, match=rf"dev\.jsonl:2.*{message}"):
+        read_chains(tmp_path / "dev.jsonl", {"q 1", "q2"}, CORPUS)

@@ -130,13 +130,17 @@ def test_cut_mrr_and_capped_recall_equal_a_direct_count(seed):
     run, qrels = random_case(seed, True)
     if not run:
         run = {"q0": ranking("d1")}
-    ours = evaluate(run, qrels, ["MRR@3", "R_cap@3", "Hit@3"])
+    ours = evaluate(run, qrels, ["MRR@3", "R_cap@3", "Hit@3", "Recall@3", "All@3"])
     for query, got in ours.per_query["MRR@3"].items():
         gold = {d for d, rel in qrels[query].items() if rel >= 1}
         ids = run[query].ids if query in run else ()
         ranks = [rank for rank, d in enumerate(ids[:3], 1) if d in gold]
         assert got == pytest.approx(1 / ranks[0] if ranks else 0)
         assert ours.per_query["R_cap@3"][query] == pytest.approx(len(ranks) / min(len(gold), 3))
+        # RDR's recall over gold groups, |{G: G meets the top k}| / |groups|, with groups of one document.
+        met = [group for group in ({d} for d in gold) if group & set(ids[:3])]
+        assert ours.per_query["Recall@3"][query] == pytest.approx(len(met) / len(gold))
+        assert ours.per_query["All@3"][query] == (len(met) == len(gold))
         assert ours.per_query["Hit@3"][query] == bool(ranks)
 
 
@@ -347,3 +351,17 @@ def test_judgements_of_documents():
     qrels = {"q": {"a1": 0, "a2": 2, "b1": -1}, "r": {}}
     assert qrels_to_documents(qrels, lambda passage: passage[0]) == {"q": {"a": 2, "b": -1}, "r": {}}
     assert qrels == {"q": {"a1": 0, "a2": 2, "b1": -1}, "r": {}}
+
+
+def test_all_gold_found():
+    run = {"both": ranking("a", "x", "b"), "one": ranking("a", "x", "y"), "gone": ranking("a"), "none": ranking("x")}
+    qrels = {"both": {"a": 1, "b": 1, "x": 0}, "one": {"a": 1, "b": 1}, "gone": {"a": 1, "lost": 1}, "none": {}}
+    found = evaluate(run, qrels, ["All@2", "All@3"], corpus={"a", "b", "x", "y"})
+    assert found.per_query["All@3"] == {"both": 1, "one": 0, "gone": 0}
+    assert found.per_query["All@2"] == {"both": 0, "one": 0, "gone": 0}
+    assert (found.counts.dangling, found.counts.without_positives) == (1, 1)
+    with pytest.raises(ValueError, match="'All' is not a metric"):
+        check_metrics(["All"])
+    many = {f"d{i}": 1 for i in range(49)}  # 49 * (1 / 49) is not 1 in floating point
+    assert value({"q": ranking(*many)}, {"q": many}, "All@49") == 1
+    assert value({"q": ranking(*list(many)[1:])}, {"q": many}, "All@49") == 0

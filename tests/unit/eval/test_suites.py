@@ -148,10 +148,10 @@ def test_a_limit_takes_a_fixed_sample(task):
 
 
 def test_the_registry():
-    assert set(SUITES) == {"multidoc2dial", "pydocs", "beir"}
+    assert set(SUITES) == {"multidoc2dial", "pydocs", "beir", "musique", "hotpotqa", "2wiki"}
     assert get_suite("multidoc2dial").conventions.no_positives == "miss"
     assert get_suite("beir").headline == "nDCG@10"
-    with pytest.raises(ValueError, match="suite='mdd' is not known; use one of: multidoc2dial, pydocs, beir"):
+    with pytest.raises(ValueError, match="suite='mdd' is not known; use one of: multidoc2dial, pydocs, musique"):
         get_suite("mdd")
 
 

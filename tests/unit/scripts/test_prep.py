@@ -148,3 +148,84 @@ def test_missing_folder(tmp_path, capsys):
     assert prep.main(["data=beir", f"path={tmp_path / 'absent'}", f"out={tmp_path / 'x'}"]) == 2
     assert "absent: no such folder" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def multihop_files(monkeypatch, folder, name="musique", **settings):
+    """The files that the reader of multi-hop data gets, by split, and the pool."""
+    seen = []
+    import retrail.data_prep.formats.multihop as module
+
+    monkeypatch.setattr(module, "prep_multihop", lambda *args, **options: seen.append((*args, options)))
+    prep._read_multihop(PrepData(name=name, **settings), folder, Path("out"))
+    [(dataset, files, _, options)] = seen
+    assert dataset == name
+    return {split: file.name for split, file in files.items()}, options
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "expected"),
+    [
+        (
+            "musique",
+            ["musique_ans_v1.0_train.jsonl", "musique_ans_v1.0_dev.jsonl.gz", "musique_ans_v1.0_test.jsonl"],
+            {"train": "musique_ans_v1.0_train.jsonl", "dev": "musique_ans_v1.0_dev.jsonl.gz"},
+        ),
+        (
+            "hotpotqa",
+            ["hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json"],
+            {"train": "hotpot_train_v1.1.json", "dev": "hotpot_dev_distractor_v1.json"},
+        ),
+        (
+            "2wiki",
+            ["train.json", "dev.json", "id_aliases.json", "test.json"],
+            {"train": "train.json", "dev": "dev.json"},
+        ),
+        ("2wiki", ["dev.json"], {"dev": "dev.json"}),
+    ],
+)
+def test_official_names_of_multihop_files(tmp_path, monkeypatch, name, files, expected):
+    for file in [*files, "README.md", "2wikimultihopqa_corpus.json.gz"]:
+        (tmp_path / file).touch()
+    found, options = multihop_files(monkeypatch, tmp_path, name)
+    assert found == expected and list(found) == [split for split in ("train", "dev") if split in expected]
+    assert options == {"corpus": "paragraphs", "pool": None}
+    pool = tmp_path / "2wikimultihopqa_corpus.json.gz"
+    assert multihop_files(monkeypatch, tmp_path, name, corpus="both")[1] == {"corpus": "both", "pool": pool}
+
+
+def test_chosen_multihop_files(tmp_path, monkeypatch):
+    names = ["musique_ans_v1.0_dev.jsonl", "musique_full_v1.0_dev.jsonl", "musique_ans_v1.0_test.jsonl", "pool.json"]
+    for file in names:
+        (tmp_path / file).touch()
+    with pytest.raises(ValueError, match="are both 'dev'; name the files with data.files"):
+        multihop_files(monkeypatch, tmp_path)
+    assert multihop_files(monkeypatch, tmp_path, files=names[1:3])[0] == {"dev": names[1], "test": names[2]}
+    assert multihop_files(monkeypatch, tmp_path, files=names[1:3], splits=["dev"])[0] == {"dev": names[1]}
+    assert multihop_files(monkeypatch, tmp_path, splits=["test"])[0] == {"test": names[2]}
+    options = multihop_files(monkeypatch, tmp_path, splits=["test"], corpus="pool", documents="pool.json")[1]
+    assert options == {"corpus": "pool", "pool": tmp_path / "pool.json"}
+    for settings, message in [
+        ({"splits": ["train"]}, r"no file of train named musique_\*\.json\*"),
+        ({"splits": ["night"]}, "data.splits: night is none of train, dev, test"),
+        ({"splits": ["test"], "corpus": "pool"}, r"has 0 files named \*corpus\*\.json"),
+        ({"files": ["musique.jsonl"]}, r"no split in its name \(.*\)$"),
+    ]:
+        with pytest.raises((FileNotFoundError, ValueError), match=message):
+            multihop_files(monkeypatch, tmp_path, **settings)
+
+
+def test_a_pool_file_that_nobody_reads_is_refused():
+    with pytest.raises(ValueError, match="data.documents names the pool file, which data.corpus=paragraphs"):
+        PrepData(name="2wiki", documents="pool.json")
+    with pytest.raises(ValueError, match="data.corpus has no meaning for data=beir"):
+        PrepData(name="beir", corpus="pool")
+
+
+def test_the_command_says_what_a_multihop_data_set_holds(data_dir, tmp_path, capsys):
+    folder, out = data_dir / "2wikimultihopqa", tmp_path / "2wiki"
+    assert prep.main(["data=2wiki", "data.corpus=pool", "data.splits=[dev]", f"path={folder}", f"out={out}"]) == 0
+    said = capsys.readouterr().out
+    assert "6,119 documents; 0 equal paragraphs" in said
+    assert "dev: 131 questions, chains of gold documents: 97 of 2, 34 of 4; 66.4% ordered; 518 distractors" in said
+    assert "dev: 254 of 330 gold documents are not in the corpus (109 questions); they count as not found" in said
+    assert Task.open(out).splits == ("dev",)
