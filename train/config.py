@@ -245,3 +245,57 @@ class DecisionObjectiveConfig:
                 f"objective.queries={self.queries} queries cannot share a slate that begins with the query; set "
                 "decision.order=candidates_first or objective.queries=1"
             )
+
+
+@dataclass(kw_only=True, slots=True)
+class StateObjectiveConfig:
+    """What a state encoder is trained on, and what is minimised.
+
+    temperature: of InfoNCE; lower looks at the hardest negatives alone.
+    margin: a negative whose similarity is above that of the positive by more than this is left out, as it looks like
+        another right one (null: none is). It needs a model that ranks well already: another one would learn nothing
+        from what it gets most wrong.
+    negatives: wrong documents a state at most, 0 to 7; more make a harder loss and longer batches.
+    recovery_share: the share of hops that also have a state whose last document is wrong.
+    random_share: of these, the share whose wrong document is any of the corpus, and not one that looks right.
+    hop_weights: what the state of each hop counts, the first hop first, the last repeating.
+    recovery_weight: what a recovery state counts in its place.
+    states_too, documents_too: states, and the positives' rivals, among the negatives (the query-query and
+        document-document terms of Qwen3-Embedding).
+    dimensions: also train the first so many dimensions by themselves (Matryoshka), each counting as much as all; []
+        none. A shorter vector then keeps more of its worth.
+    paraphrases: draw among all wordings of the instructions; false trains the one that is searched with.
+    rivals: what finds wrong documents besides those of the data: `bm25`, or files of rankings of the training queries.
+    rival_ranks: first and last rank that is taken of each; a later start is less hard, with fewer unjudged right ones.
+    picks: files of rankings by the model's own search, whose wrong documents recovery states have observed.
+    """
+
+    temperature: float = 0.05
+    margin: float | None = None
+    negatives: int = 3
+    recovery_share: float = 0.3
+    random_share: float = 0.15
+    hop_weights: list[float] = field(default_factory=lambda: [1.0])
+    recovery_weight: float = 1.0
+    states_too: bool = False
+    documents_too: bool = False
+    dimensions: list[int] = field(default_factory=list)
+    paraphrases: bool = True
+    rivals: list[str] = field(default_factory=lambda: ["bm25"])
+    rival_ranks: list[int] = field(default_factory=lambda: [1, 50])
+    picks: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_positive("contrast.temperature", self.temperature)
+        check_positive("contrast.recovery_weight", self.recovery_weight)
+        if not 0 <= self.negatives <= 7:
+            raise ValueError(f"contrast.negatives={self.negatives} must be between 0 and 7")
+        for key in ("recovery_share", "random_share"):
+            if not 0.0 <= getattr(self, key) <= 1.0:
+                raise ValueError(f"contrast.{key}={getattr(self, key)} must be between 0 and 1")
+        if not self.hop_weights or not all(0.0 < value < float("inf") for value in self.hop_weights):
+            raise ValueError(f"contrast.hop_weights={self.hop_weights} must list at least one number, each above 0")
+        if any(size < 1 for size in self.dimensions):
+            raise ValueError(f"contrast.dimensions={self.dimensions} must list numbers of 1 or more")
+        if len(self.rival_ranks) != 2 or not 1 <= self.rival_ranks[0] <= self.rival_ranks[1]:
+            raise ValueError(f"contrast.rival_ranks={self.rival_ranks} must be a first and a last rank, from 1")

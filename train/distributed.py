@@ -150,6 +150,28 @@ class Ranks:
         numbers: list[float] = total.tolist()
         return numbers
 
+    def gather_rows(self, rows: Tensor) -> tuple[Tensor, int]:
+        """Every rank's rows (n, D), in rank order, and where this rank's begin; ranks may have different numbers."""
+        if self.size == 1:
+            return rows, 0
+        counts = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.size)]
+        dist.all_gather(counts, torch.tensor([len(rows)], device=self._device))
+        sizes = [int(count) for count in counts]
+        padded = rows.new_zeros((max(sizes), *rows.shape[1:]))
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        together = torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+        return together, sum(sizes[: self.rank])
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """The sum over ranks of a tensor of the same shape everywhere, on every rank; `values` are left as they are."""
+        if self.size == 1:
+            return values
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's `value` (anything JSON can hold), in rank order, on every rank."""
         if self._side is None:

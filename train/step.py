@@ -22,7 +22,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from .distributed import Ranks
-from .objectives.base import Batch, LossParts, Objective, PaddedBatch
+from .objectives.base import Batch, ContrastiveObjective, LossParts, Objective, PaddedBatch
 from .optim import Optimizer
 from .sampler import Sampler
 from .signals import SIGNALS
@@ -115,13 +115,10 @@ class Stepper:
         batches = [self._objective.collate(rows) for rows in plan]
         counts = self._global_counts(batches)
         tally = _Tally(self._weights, self._accelerator.device)
-        for i, batch in enumerate(batches):
-            last = i == len(batches) - 1
-            with nullcontext() if last else self._accelerator.no_sync(self._model):
-                parts = self._objective.loss(self._model, send_to_device(batch, self._accelerator.device))
-                loss = self._scaled(parts, counts, empty=not batch.names)
-                self._accelerator.backward(loss)
-            tally.add(loss, parts)
+        if isinstance(self._objective, ContrastiveObjective):
+            self._contrast(self._objective, batches, counts, tally)
+        else:
+            self._accumulate(batches, counts, tally)
         norm = torch.nn.utils.get_total_norm(self._optimizer.gradients())
         reduced = self._reduce(batches, tally, norm, signum())
         if reduced.bad_loss or reduced.bad_norm:
@@ -140,6 +137,63 @@ class Stepper:
             padded_tokens=reduced.padded_tokens,
             signum=reduced.signum,
         )
+
+    def _accumulate(self, batches: Sequence[Batch], counts: Mapping[str, float], tally: _Tally) -> None:
+        """Each microbatch by itself."""
+        for i, batch in enumerate(batches):
+            last = i == len(batches) - 1
+            with nullcontext() if last else self._accelerator.no_sync(self._model):
+                parts = self._objective.loss(self._model, send_to_device(batch, self._accelerator.device))
+                loss = self._scaled(parts, counts, empty=not batch.names)
+                self._accelerator.backward(loss)
+            tally.add(loss, parts)
+
+    def _contrast(
+        self,
+        objective: ContrastiveObjective,
+        batches: Sequence[Batch],
+        counts: Mapping[str, float],
+        tally: _Tally,
+    ) -> None:
+        """All microbatches of all ranks against each other (GradCache, arXiv 2101.06983).
+
+        Vectors first, without gradients; then the loss and its gradient in every vector; then each microbatch again,
+        with that gradient. A step of one microbatch keeps its graph and needs no second pass. The sum over ranks of
+        what each rank's loss says of a vector is its gradient, so negatives of other ranks are trained too.
+        """
+        moved = [send_to_device(batch, self._accelerator.device) for batch in batches]
+        alone = len(batches) == 1
+        noise = []
+        vectors = []
+        for batch in moved:
+            noise.append(_noise(self._accelerator.device))
+            with nullcontext() if alone else torch.no_grad():
+                vectors.append(objective.represent(self._model, batch))
+        own = torch.cat([v.detach() for v in vectors])
+        together, start = self._ranks.gather_rows(own)
+        leaf = together.clone().requires_grad_()
+        facts = self._ranks.gather([objective.facts(batch) for batch in batches])
+        parts = objective.contrast(leaf, facts, self._ranks.rank, batches)
+        loss = self._scaled(parts, counts, empty=False)
+        loss.backward()  # type: ignore[no-untyped-call]
+        tally.add(loss, parts)
+        # A rank whose rows nothing was compared with has no gradient.
+        gradient = self._ranks.add_up(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+        gradient = gradient[start : start + len(own)]
+        place = 0
+        for i, batch in enumerate(moved):
+            last = i == len(batches) - 1
+            with nullcontext() if last else self._accelerator.no_sync(self._model):
+                if not alone:
+                    _set_noise(noise[i], self._accelerator.device)
+                    vectors[i] = objective.represent(self._model, batch)
+                part = gradient[place : place + len(vectors[i])]
+                self._accelerator.backward((vectors[i] * part).sum() + (0.0 if batch.names else self._touch()))
+            place += len(part)
+
+    def _touch(self) -> Tensor:
+        """Zero, made of one element of every parameter: DDP waits in backward for the gradient of each."""
+        return torch.stack([0.0 * p.reshape(-1)[0].float() for p in self._optimizer.parameters.values()]).sum()
 
     def _global_counts(self, batches: Sequence[Batch]) -> dict[str, float]:
         """Count of each term over all rows of the step."""
@@ -165,10 +219,7 @@ class Stepper:
             )
         factors = {n: self._ranks.size * w / counts[n] if counts[n] else 0.0 for n, w in self._weights.items()}
         loss = torch.stack([factors[name] * parts.sums[name].float() for name in self._weights]).sum()
-        if empty:
-            # DDP waits in backward for the gradient of every parameter; one element of each, times zero, sends it.
-            loss = loss + sum(0.0 * p.reshape(-1)[0].float() for p in self._optimizer.parameters.values())
-        return loss
+        return loss + self._touch() if empty else loss
 
     def _reduce(self, batches: Sequence[Batch], tally: _Tally, norm: Tensor, signum: int) -> _Reduced:
         """One message a step for everything: what stops the run, what ends it, and what is logged."""
@@ -213,3 +264,14 @@ class Stepper:
             f"step {step + 1}: the {'loss' if bad_loss else 'gradient'} is not finite on {'; '.join(where)}. "
             "The optimiser did not step, and the last checkpoint is as it was. Look at these rows, or lower optim.lr"
         )
+
+
+def _noise(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """What dropout will draw from, on the CPU and on the device."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def _set_noise(state: tuple[Tensor, Tensor | None], device: torch.device) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)

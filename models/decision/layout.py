@@ -12,10 +12,10 @@ from functools import lru_cache
 from itertools import product
 
 from ..config import DecisionConfig
+from ..prefix_tree import PrefixTree
 from ..prompts import NONE_PROMPT, decision_prompt
 from ..protocols import MAX_OPTIONS, Candidate, Slate
 from ..tokenizer import SafeTokenizer
-from .prefix_tree import PrefixTree
 
 _REMEMBERED_TEXTS = 100_000
 

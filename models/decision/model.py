@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..config import check_choice
+from ..tree_attention import tree_mask
 from .batch import SlateBatch
 from .head import PointerHead
 from .layout import SlateLayout
@@ -163,7 +164,7 @@ class DecisionModel(nn.Module):
             out = self._decoder()(
                 input_ids=torch.cat([batch.trunk_ST, batch.branch_SL], dim=1),
                 position_ids=torch.cat([place_ST, batch.branch_pos_SL], dim=1),
-                attention_mask=self._mask(until_SN, 0),
+                attention_mask=tree_mask(self.backbone, until_SN),
                 use_cache=False,
             ).last_hidden_state
             return out[:, :T], out[:, T:]
@@ -175,24 +176,11 @@ class DecisionModel(nn.Module):
         out = self._decoder()(
             input_ids=batch.branch_SL,
             position_ids=batch.branch_pos_SL,
-            attention_mask=self._mask(until_SN, batch.trunk_ST.shape[1]),
+            attention_mask=tree_mask(self.backbone, until_SN, batch.trunk_ST.shape[1]),
             cache=cache,
             use_cache=True,
         )
         return out.last_hidden_state  # type: ignore[no-any-return]
-
-    def _mask(self, until_SN: Tensor, start: int) -> Any:
-        """Who sees whom, for the tokens from `start` on as readers, in the form that the attention kernel takes."""
-        kind = self.backbone.config._attn_implementation
-        if kind == "flex_attention":
-            return _block_mask(until_SN, start)
-        place_N = torch.arange(until_SN.shape[1], device=until_SN.device)
-        allowed = _may_see(place_N[start:, None], place_N, until_SN[:, None])[:, None]
-        if kind != "eager":
-            return allowed
-        dtype = self.backbone.dtype
-        low = torch.finfo(dtype).min
-        return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, low)
 
     def _recomputes_layers(self) -> bool:
         return self.training and torch.is_grad_enabled() and bool(self._decoder().is_activation_checkpointing)
@@ -221,25 +209,6 @@ def _against_none(logp_B: Tensor, batch: SlateBatch) -> Tensor:
 
 def _last(hidden_STH: Tensor, length_S: Tensor) -> Tensor:
     return hidden_STH[torch.arange(len(length_S), device=hidden_STH.device), length_S - 1]
-
-
-def _may_see(place_q: Tensor, place_k: Tensor, until_k: Tensor) -> Tensor:
-    """The block mask: the trunk is causal; a branch sees the trunk and its own earlier tokens.
-
-    In depth-first order those who descend from a token are the places behind it up to the end of its subtree; a
-    trunk's subtree is everything. Padding sees itself, lest a row be empty.
-    """
-    return ((place_k <= place_q) & (place_q <= until_k)) | (place_k == place_q)
-
-
-def _block_mask(until_SN: Tensor, start: int) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return _may_see(q + start, k, until_SN[b, k])
-
-    S, N = until_SN.shape
-    return create_block_mask(allowed, S, None, N - start, N, device=str(until_SN.device))
 
 
 def _refuse_unreadable(config: Any) -> None:

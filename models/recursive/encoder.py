@@ -119,7 +119,8 @@ class LocalEncoder:
         short = self.max_state_tokens < config.max_state_tokens
         capped = f" (cut to {context}, the context of the model)" if short else ""
         setting = f"encoder.max_state_tokens={config.max_state_tokens}{capped}"
-        self.fitter = StateFitter(self.tokenizer, prompts, self.max_state_tokens - frame, config.query_cut, setting)
+        self._room = self.max_state_tokens - frame, config.query_cut, setting
+        self.fitter = self.fitter_of(prompts)
 
     @classmethod
     def open(cls, model: ModelConfig, config: EncoderConfig, prompts: PromptConfig, *, device: str = "auto") -> Self:
@@ -176,6 +177,14 @@ class LocalEncoder:
             "prompts": self.prompts.as_dict(),
         }
 
+    def fitter_of(self, prompts: PromptConfig) -> StateFitter:
+        """What renders states in other words, within the same budget (training on paraphrases)."""
+        return StateFitter(self.tokenizer, prompts, *self._room)
+
+    def framed(self, ids: Sequence[int]) -> list[int]:
+        """The ids of a text between begin tokens, where the tokenizer has them, and the one end token."""
+        return [*self.end.begin, *ids, self.end.id]
+
     def tokens(self, state: State) -> list[int]:
         """The ids that are encoded: begin tokens where the tokenizer has them, the state, one end token."""
         return self.prepare(state).ids
@@ -183,12 +192,12 @@ class LocalEncoder:
     def prepare(self, state: State) -> FittedState:
         """As `tokens`, with the notes on what was cut. Raises ValueError as `StateFitter.fit`."""
         fitted = self.fitter.fit(state)
-        return FittedState([*self.end.begin, *fitted.ids, self.end.id], fitted.notes)
+        return FittedState(self.framed(fitted.ids), fitted.notes)
 
     def document_tokens(self, text: str) -> list[int]:
         """The ids of a document, cut to `max_document_tokens`: begin tokens, raw text, one end token."""
         room = self.max_document_tokens - len(self.end.begin) - 1
-        return [*self.end.begin, *self.tokenizer.data(text)[:room], self.end.id]
+        return self.framed(self.tokenizer.data(text)[:room])
 
     def encode(self, states: Sequence[State]) -> StateVectors:
         """One vector a state; a state that stands twice is encoded once, and costs nothing the second time.

@@ -85,3 +85,29 @@ class Objective(Protocol):
         Every term of `weights` has a sum, for an empty batch too (zero). Sums are of this rank's rows alone.
         """
         ...
+
+
+@runtime_checkable
+class ContrastiveObjective(Protocol):
+    """An `Objective` whose loss compares everything of a step: all microbatches and all ranks.
+
+    A step asks for the vectors of each microbatch, puts those of all ranks together, and asks once for the loss of this
+    rank's rows as a function of all vectors (`train/contrast.py`). `loss` is then never called.
+    """
+
+    def facts(self, batch: Batch) -> object:
+        """What the other ranks must know of a microbatch before any vector is: plain JSON."""
+        ...
+
+    def represent(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The vectors of a microbatch, float32 (R, D), from one forward pass; none (0, D) for an empty one."""
+        ...
+
+    def contrast(
+        self, vectors: Tensor, facts: Sequence[Sequence[object]], rank: int, batches: Sequence[Batch]
+    ) -> LossParts:
+        """Loss sums of this rank's rows.
+
+        vectors: those of all ranks, rank after rank, microbatch after microbatch. facts: of every rank's microbatches.
+        """
+        ...

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrail.models.decision.prefix_tree import PrefixTree
+from retrail.models.prefix_tree import PrefixTree
 
 
 def test_branches_that_begin_alike_share_tokens_by_hand():
