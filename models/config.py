@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 def check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
@@ -271,3 +272,75 @@ class ServedOptions:
             raise ValueError(f"served.retries={self.retries} must be 0 or more")
         if not self.key_env.strip():
             raise ValueError("served.key_env must name an environment variable")
+
+
+@dataclass(kw_only=True, slots=True)
+class EncoderConfig:
+    """How texts become vectors.
+
+    max_state_tokens: tokens of a state; more remembers more of older documents, and costs time. A longer state gives up
+        its oldest observations (`fitting`), with a note.
+    max_document_tokens: tokens of a document, whose rest is cut (512 for multi-hop corpora, 8192 for single-hop ones).
+        A model with a shorter context caps both.
+    max_batch_tokens: tokens of a forward pass, padding included; more is faster on a GPU until memory ends.
+    invariant: one text a forward pass: the same bits whatever else is encoded, at the speed of single texts.
+    padding: on which side batches are filled up; `right` needs no mask and is faster.
+    pooling: `last` (the end token's state) or `mean`.
+    normalise: scale vectors to length 1.
+    dimensions: keep the first so many (Matryoshka; null: all). Fewer make a smaller index that ranks worse.
+    end_token: what ends every text: `auto` (what the tokenizer appends by itself, else the model's end-of-sequence
+        token), or the text of a control token.
+    prompts: a preset of `models/recursive/prompts.py`, or a YAML file of your own, by which states are written.
+    query_cut: where a query that is too long is cut: at its `end`, or its `start` (a dialogue, newest turn last).
+    """
+
+    max_state_tokens: int = 4096
+    max_document_tokens: int = 512
+    max_batch_tokens: int = 16_384
+    invariant: bool = False
+    padding: str = "right"
+    pooling: str = "last"
+    normalise: bool = True
+    dimensions: int | None = None
+    end_token: str = "auto"
+    query_cut: str = "end"
+    prompts: str = "multi-hop"
+
+    def __post_init__(self) -> None:
+        for key in ("max_state_tokens", "max_document_tokens", "max_batch_tokens", "dimensions"):
+            check_positive(f"encoder.{key}", getattr(self, key))
+        check_choice("encoder.padding", self.padding, ("right", "left"))
+        check_choice("encoder.pooling", self.pooling, ("last", "mean"))
+        check_choice("encoder.query_cut", self.query_cut, ("end", "start"))
+
+
+@dataclass(kw_only=True, slots=True)
+class RecurseConfig:
+    """How a state encoder searches, and what makes one ranking of its states' scores.
+
+    strategy: which states are formed: `dense`, `tree`, `chain`, `breadth`, `beam`, `doc_as_query`, `joint_feedback`,
+        `adaptive`. More states find more and cost an encoding each.
+    strategy_options: its options by name, e.g. `{depth: 4, branching: 3}`.
+    readout: `global`, `root`, `path_product`, `rrf` and the others of `models/recursive/readouts/registry.py`.
+    readout_options: its options by name.
+    candidate_k: how many candidates a state keeps; more lets the readout see deeper.
+    temperature: of the softmax over them.
+    batch_size: queries that are searched together, level by level.
+    inflight: batches under way at once; 2 keeps encoder and index busy where they are on two devices.
+    index_dtype: `float32`, or `float16` and `bfloat16`, which halve the index and round its scores.
+    """
+
+    strategy: str = "tree"
+    strategy_options: dict[str, Any] = field(default_factory=dict)
+    readout: str = "global"
+    readout_options: dict[str, Any] = field(default_factory=dict)
+    candidate_k: int = 200
+    temperature: float = 0.05
+    batch_size: int = 32
+    inflight: int = 2
+    index_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for key in ("candidate_k", "temperature", "batch_size", "inflight"):
+            check_positive(f"recurse.{key}", getattr(self, key))
+        check_choice("recurse.index_dtype", self.index_dtype, ("float32", "float16", "bfloat16"))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .config import NavigateConfig
+from .config import NavigateConfig, RecurseConfig
 
 RETRIEVAL = "retrieval.json"
 FORMAT_VERSION = 1
-FAMILIES = ("decision",)
+FAMILIES = ("decision", "recursive")
 
 _Settings = TypeVar("_Settings")
 
@@ -33,6 +33,16 @@ class Export:
     def navigate(self) -> NavigateConfig:
         """Budgets that the retriever was exported with. Raises ExportError where this version knows no such budget."""
         return settings(NavigateConfig, self.manifest, "navigate", self.path / RETRIEVAL)
+
+    @property
+    def recurse(self) -> RecurseConfig:
+        """How a state encoder was exported to search. Raises ExportError where this version knows no such settings."""
+        return settings(RecurseConfig, self.manifest, "recurse", self.path / RETRIEVAL)
+
+    def need(self, family: str) -> None:
+        """Raise ExportError unless the folder holds a retriever of that family."""
+        if self.family != family:
+            raise ExportError(f"{self.path} holds a retriever of the family {self.family}; this takes one of {family}")
 
 
 def read_export(path: str | Path) -> Export:

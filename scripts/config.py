@@ -11,12 +11,21 @@ from typing import ClassVar
 from ..models.config import (
     AdapterConfig,
     DecisionConfig,
+    EncoderConfig,
     ModelConfig,
     NavigateConfig,
+    RecurseConfig,
     check_choice,
     check_positive,
 )
-from ..train.config import DecisionObjectiveConfig, LoopConfig, OptimConfig, RuntimeConfig, TrackerConfig
+from ..train.config import (
+    DecisionObjectiveConfig,
+    LoopConfig,
+    OptimConfig,
+    RuntimeConfig,
+    StateObjectiveConfig,
+    TrackerConfig,
+)
 from .config_base import REQUIRED, Command, check_text, required
 from .config_data import READER_OPTIONS, PrepData, PrepRun
 from .config_measure import AnswersRun, CalibrateRun, CurveRun, PoolsRun
@@ -24,6 +33,7 @@ from .config_search import (
     BASELINES,
     EvalData,
     EvalRun,
+    RecurseBudget,
     SearchBudget,
     SearchRun,
     ServeRun,
@@ -48,6 +58,7 @@ __all__ = [
     "PreparedData",
     "READER_OPTIONS",
     "REQUIRED",
+    "RecurseBudget",
     "SearchBudget",
     "SearchRun",
     "ServeRun",
@@ -106,7 +117,8 @@ class TrainRun(Command):
     name: name of the run.
     run_dir: folder of checkpoints, logs and results.
     resume: go on from the newest checkpoint in run_dir; false refuses a run_dir that already holds a run.
-    family: which kind of retriever.
+    family: which kind of retriever: `decision` reads the sections decision, objective and navigate, `recursive` reads
+        encoder, contrast and recurse.
     """
 
     command: ClassVar[str] = "train"
@@ -120,15 +132,18 @@ class TrainRun(Command):
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     decision: DecisionConfig = field(default_factory=DecisionConfig)
     objective: DecisionObjectiveConfig = field(default_factory=DecisionObjectiveConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    contrast: StateObjectiveConfig = field(default_factory=StateObjectiveConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     navigate: NavigateConfig = field(default_factory=NavigateConfig)
+    recurse: RecurseConfig = field(default_factory=RecurseConfig)
     eval: TrainEval = field(default_factory=TrainEval)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
     def __post_init__(self) -> None:
-        check_choice("family", self.family, ("decision",))
+        check_choice("family", self.family, ("decision", "recursive"))
         check_text("name", self.name)
         check_text("run_dir", self.run_dir)
         self.objective.check_fits(self.decision)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..models.config import (
     NavigateConfig,
     PriceConfig,
+    RecurseConfig,
     ServedOptions,
     check_choice,
     check_positive,
@@ -76,6 +77,37 @@ SearchBudget.__doc__ = f"{SearchBudget.__doc__}{(NavigateConfig.__doc__ or '').p
 
 
 @dataclass(kw_only=True, slots=True)
+class RecurseBudget:
+    """How a state encoder searches, where it differs from what is stored with it (null: as stored).
+
+    index: a folder that keeps the vectors of the documents, or is to keep them (null: they are made anew).
+    """
+
+    strategy: str | None = None
+    strategy_options: dict[str, Any] | None = None
+    readout: str | None = None
+    readout_options: dict[str, Any] | None = None
+    candidate_k: int | None = None
+    temperature: float | None = None
+    batch_size: int | None = None
+    inflight: int | None = None
+    index_dtype: str | None = None
+    index: str | None = None
+
+    def over(self, stored: RecurseConfig) -> RecurseConfig:
+        """`stored`, with every value that is set here; another search or readout brings its own options."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "index"}
+        own = {name: value for name, value in own.items() if value is not None}
+        for name in ("strategy", "readout"):
+            if name in own and own[name] != getattr(stored, name):
+                own.setdefault(f"{name}_options", {})
+        return deepcopy(replace(stored, **own))
+
+
+RecurseBudget.__doc__ = f"{RecurseBudget.__doc__}{(RecurseConfig.__doc__ or '').partition('.')[2]}"
+
+
+@dataclass(kw_only=True, slots=True)
 class SuiteConfig:
     """What is measured.
 
@@ -121,6 +153,7 @@ class EvalRun(Command):
     data: EvalData = field(default_factory=EvalData)
     suite: SuiteConfig = field(default_factory=SuiteConfig)
     navigate: SearchBudget = field(default_factory=SearchBudget)
+    recurse: RecurseBudget = field(default_factory=RecurseBudget)
     served: ServedOptions = field(default_factory=ServedOptions)
     split: str | None = None
     k: int | None = None
@@ -162,6 +195,7 @@ class SearchRun(Command):
     static: str | None = None
     cache_gb: float = 0.0
     navigate: SearchBudget = field(default_factory=SearchBudget)
+    recurse: RecurseBudget = field(default_factory=RecurseBudget)
     served: ServedOptions = field(default_factory=ServedOptions)
     device: str = "auto"
 

@@ -6,9 +6,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .cli import run_command
 from .config import EvalRun
+
+if TYPE_CHECKING:
+    from ..models.protocols import Retriever
 
 
 def run(run: EvalRun) -> int:
@@ -33,12 +37,12 @@ def run(run: EvalRun) -> int:
     )
     task = Task.open(run.data.path)
     retriever, description = open_retriever(
-        run.retriever, task.corpus, run.navigate, run.device, run.static, run.cache_gb, run.served
+        run.retriever, task.corpus, run.navigate, run.device, run.static, run.cache_gb, run.served, run.recurse
     )
     navigator = retriever if isinstance(retriever, Navigator) else None
     out = Path(run.out) if run.out else _default_out(run)
     kind = "served" if run.retriever.startswith(SERVED) else "trained"
-    title = f"navigation, {kind}" if navigator is not None else run.retriever
+    title = f"navigation, {kind}" if navigator is not None else _title(retriever, run.retriever)
     others = [name for name in run.baselines if name != run.retriever]
     systems = [(title, retriever, description), *controls(others, task.corpus, navigator, run.retriever, description)]
     results = [
@@ -57,6 +61,13 @@ def run(run: EvalRun) -> int:
     write_text(out / "table.md", markdown_table(results) + "\n")
     print(f"runs, traces and numbers: {out}")
     return 0
+
+
+def _title(retriever: Retriever, name: str) -> str:
+    """How the table calls a retriever that does not navigate."""
+    from ..models.recursive.retriever import RecursiveRetriever
+
+    return f"recursive search, {Path(name).name}" if isinstance(retriever, RecursiveRetriever) else name
 
 
 def _default_out(run: EvalRun) -> Path:

@@ -55,5 +55,7 @@ class Family(Protocol):
 def family_of(run: TrainRun) -> Family:
     """The family that a run trains."""
     from .family_decision import DecisionFamily
+    from .family_recursive import RecursiveFamily
 
-    return {"decision": DecisionFamily}[run.family]()
+    families: dict[str, type[Family]] = {"decision": DecisionFamily, "recursive": RecursiveFamily}
+    return families[run.family]()

@@ -81,7 +81,7 @@ def _sources(
             for of in sources.values():
                 of.append(source)
             continue
-        rankings = _read_rankings(name)
+        rankings = read_rankings(name)
         for path in _served(rankings, tasks, queries, name):
             sources[path].append(from_run(rankings))
     return sources
@@ -95,7 +95,8 @@ def _dense(device: str) -> RivalSource:
     return searched(lambda corpus, rows: DenseRetriever.from_corpus(corpus, rows, device=place))
 
 
-def _read_rankings(name: str) -> dict[str, Hits]:
+def read_rankings(name: str, key: str = "objective.rivals") -> dict[str, Hits]:
+    """The rankings of a file, `run.trec` or `hits.jsonl`; an error names the setting `key`."""
     from ..data_prep.formats.trec import read_run
     from ..eval.run import read_hits
 
@@ -103,7 +104,7 @@ def _read_rankings(name: str) -> dict[str, Hits]:
         return read_hits(name) if name.endswith(".jsonl") else read_run(name, order="score")
     except FileNotFoundError as error:
         known = ", ".join(_RETRIEVERS)
-        raise FileNotFoundError(f"objective.rivals: {name} is none of {known}, and no file of that name") from error
+        raise FileNotFoundError(f"{key}: {name} is none of {known}, and no file of that name") from error
 
 
 def _served(

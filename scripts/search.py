@@ -32,7 +32,8 @@ def run(run: SearchRun) -> int:
     if any("\ud800" <= character <= "\udfff" for character in run.query):
         raise ValueError("query is not valid UTF-8 text")
     corpus = open_corpus(run.corpus)
-    retriever, _ = open_retriever(run.retriever, corpus, run.navigate, run.device, run.static, run.cache_gb, run.served)
+    options = (run.static, run.cache_gb, run.served, run.recurse)
+    retriever, _ = open_retriever(run.retriever, corpus, run.navigate, run.device, *options)
     if run.show == "json":
         [hits] = retriever.search([run.query], k=run.k)
         print(json.dumps(hits_to_json(run.query, hits), ensure_ascii=False))
@@ -46,13 +47,16 @@ def run(run: SearchRun) -> int:
 
 
 def _watched(run: SearchRun, retriever: Retriever, corpus: Corpus, console: Console) -> list[Hits]:
-    """The search, each step of it printed as soon as it is done; nothing to watch where a retriever takes no steps."""
+    """The search, each step of a walk printed as soon as it is done, those of another search when it is over."""
     from ..eval.trace_view import step_text
     from ..models.decision.navigate import Navigator
 
-    if not isinstance(retriever, Navigator):
-        return retriever.search([run.query], k=run.k)
     numbers = count(1)
+    if not isinstance(retriever, Navigator):
+        found = retriever.search([run.query], k=run.k)
+        for step in found[0].trace:
+            console.print(step_text(step, next(numbers), corpus=corpus), end="")
+        return found
 
     def watch(query: str, step: Step) -> None:
         console.print(step_text(step, next(numbers), corpus=corpus), end="")

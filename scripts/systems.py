@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import SearchBudget
+from .config import RecurseBudget, SearchBudget
 
 if TYPE_CHECKING:
     from ..data_prep.corpus import Corpus
@@ -30,24 +30,28 @@ def open_retriever(
     static: str | None = None,
     cache_gb: float = 0.0,
     served: ServedOptions | None = None,
+    recurse: RecurseBudget | None = None,
 ) -> tuple[Retriever, str]:
     """The retriever of that name over `corpus`, and a description that changes with the model and its settings.
 
     name: `bm25`, `dense`, an exported folder, `served:PROTOCOL:MODEL@URL`, which is asked as `served` says, or
         `generative:LM`, a walk in which a language model writes the numbers of the candidates to keep.
-    static: a folder of `retrail static`, cache_gb: memory for slates that come back (exported folders only).
+    budget, static (a folder of `retrail static`), cache_gb (memory for slates that come back): of decision models;
+        recurse: of state encoders.
 
     Raises:
-        ValueError: `static` with a retriever that reads no slates here.
+        ValueError: settings of one family with a retriever of the other, or `static` where no slates are read.
     """
     if name in ("bm25", "dense"):
         if static is not None:
             raise ValueError(f"static={static} has no meaning for retriever={name}; leave it out")
         return next(controls([name], corpus))[1:]
+    if not name.startswith((SERVED, GENERATIVE)) and _family(name) == "recursive":
+        return _recursive(name, corpus, budget, device, recurse or RecurseBudget())
     from ..models.config import NavigateConfig
     from ..models.decision.navigate import Navigator
     from ..models.exports import RETRIEVAL, read_export
-    from ..models.load import load
+    from ..models.load import load_scorer
 
     join, joined = open_retriever(budget.join, corpus, SearchBudget(), device) if budget.join else (None, "")
     if name.startswith((SERVED, GENERATIVE)):
@@ -61,10 +65,40 @@ def open_retriever(
         config, what = budget.over(read_export(name).navigate), file_hash(Path(name) / RETRIEVAL)
         _note_calibration(config, what, corpus)
         kept = int(cache_gb * 1e9)
-        navigator = load(name, corpus, device=device, navigate=config, join=join, static=static, trunk_cache_bytes=kept)
+        store = None
+        if static is not None:  # before the weights, which take long to load
+            from ..models.decision.static import StaticSlates
+
+            store = StaticSlates.open(static)
+            store.check_corpus(corpus)
+        local = load_scorer(name, device=device, static=store, trunk_cache_bytes=kept)
+        navigator = Navigator(local, corpus, config, join=join)
     # With stored slates the answers are the same within rounding, but not the cost.
     parts = ["navigation", settings_text(config), what, "static" if static else "", joined and f"with {joined}"]
     return navigator, " ".join(filter(None, parts))
+
+
+def _family(name: str) -> str:
+    from ..models.exports import read_export
+
+    return read_export(name).family
+
+
+def _recursive(
+    name: str, corpus: Corpus, budget: SearchBudget, device: str, recurse: RecurseBudget
+) -> tuple[Retriever, str]:
+    """The recursive search of an exported state encoder."""
+    from ..models.exports import RETRIEVAL, read_export
+    from ..models.load import load
+    from ..models.recursive.retriever import RecursiveRetriever
+
+    if budget != SearchBudget():
+        raise ValueError(f"retriever={name} is a state encoder, which has no navigate.* settings; use recurse.*")
+    config = recurse.over(read_export(name).recurse)
+    retriever = load(name, corpus, device=device, recurse=config, index=recurse.index)
+    assert isinstance(retriever, RecursiveRetriever)
+    facts = json.dumps(asdict(config), sort_keys=True)
+    return retriever, f"recursive {facts} {file_hash(Path(name) / RETRIEVAL)} {corpus.fingerprint}"
 
 
 def _note_calibration(config: NavigateConfig, retriever: str, corpus: Corpus) -> None:
@@ -130,7 +164,7 @@ def controls(
             retriever = _first(name, corpus, first)
             yield "BM25" if name == "bm25" else "MiniLM", retriever, retriever.description  # type: ignore[attr-defined]
         elif navigator is None:
-            raise ValueError(f"baselines=[{name}] needs a decision model: retriever=EXPORTED_FOLDER")
+            raise ValueError(f"baselines=[{name}] needs a decision model: retriever=EXPORTED_FOLDER of one")
         elif name == "untrained":
             if folder.startswith((SERVED, GENERATIVE)):
                 raise ValueError("baselines=[untrained] needs an exported folder, which tells its base model")

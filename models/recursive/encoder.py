@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,14 +16,14 @@ import torch
 
 from ...data_prep.hits import Cost
 from ..backbone import load_backbone, pick_device
-from ..config import ModelConfig, check_choice, check_positive
+from ..config import EncoderConfig, ModelConfig
 from ..protocols import EncoderSession, State, StateVectors
 from ..tokenizer import SafeTokenizer
 from .batching import check_vectors, distinct, encode_distinct, scaled
 from .contract import weights_fingerprint
 from .end_token import EndToken, find_end_token
-from .fitting import QUERY_CUTS, FittedState, StateFitter
-from .pooling import PADDINGS, POOLINGS, decoder_of, finish, hidden_states, pad, pool
+from .fitting import FittedState, StateFitter
+from .pooling import decoder_of, finish, hidden_states, pad, pool
 from .prompts import RENDERER_VERSION, PromptConfig
 from .sessions import CachedSession, PlainSession, prefix_session
 
@@ -35,44 +34,6 @@ if TYPE_CHECKING:
 
 # Documents whose token ids are in memory together.
 _CHUNK = 16_384
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderConfig:
-    """How texts become vectors.
-
-    max_state_tokens: tokens of a state; more remembers more of older documents, and costs time. A longer state gives up
-        its oldest observations (`fitting`), with a note.
-    max_document_tokens: tokens of a document, whose rest is cut (512 for multi-hop corpora, 8192 for single-hop ones).
-        A model with a shorter context caps both.
-    max_batch_tokens: tokens of a forward pass, padding included; more is faster on a GPU until memory ends.
-    invariant: one text a forward pass: the same bits whatever else is encoded, at the speed of single texts.
-    padding: on which side batches are filled up; `right` needs no mask and is faster.
-    pooling: `last` (the end token's state) or `mean`.
-    normalise: scale vectors to length 1.
-    dimensions: keep the first so many (Matryoshka; null: all). Fewer make a smaller index that ranks worse.
-    end_token: what ends every text: `auto` (what the tokenizer appends by itself, else the model's end-of-sequence
-        token), or the text of a control token.
-    query_cut: where a query that is too long is cut: at its `end`, or its `start` (a dialogue, newest turn last).
-    """
-
-    max_state_tokens: int = 4096
-    max_document_tokens: int = 512
-    max_batch_tokens: int = 16_384
-    invariant: bool = False
-    padding: str = "right"
-    pooling: str = "last"
-    normalise: bool = True
-    dimensions: int | None = None
-    end_token: str = "auto"
-    query_cut: str = "end"
-
-    def __post_init__(self) -> None:
-        for key in ("max_state_tokens", "max_document_tokens", "max_batch_tokens", "dimensions"):
-            check_positive(f"encoder.{key}", getattr(self, key))
-        check_choice("encoder.padding", self.padding, PADDINGS)
-        check_choice("encoder.pooling", self.pooling, POOLINGS)
-        check_choice("encoder.query_cut", self.query_cut, QUERY_CUTS)
 
 
 class LocalEncoder:

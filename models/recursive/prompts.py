@@ -380,3 +380,13 @@ def preset(name: str) -> PromptConfig:
     if name not in _PRESETS:
         raise ValueError(f"there is no prompt preset {name!r}{close_keys(name, PRESETS)}; use {', '.join(PRESETS)}")
     return _PRESETS[name]()
+
+
+def open_prompts(name: str) -> PromptConfig:
+    """A preset by its name, or the prompts of a YAML file.
+
+    Raises:
+        FileNotFoundError: it ends in .yaml or .yml, and there is no such file.
+        ValueError: no preset of that name, or a file that cannot be read as prompts.
+    """
+    return PromptConfig.from_yaml(name) if name.endswith((".yaml", ".yml")) else preset(name)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from ...data_prep.corpus import Corpus
 from ...data_prep.hits import Cost, Hits, Step, Trace
-from ..config import check_positive
+from ..config import RecurseConfig, check_positive
 from ..protocols import State, StateEncoder
 from .engine import Engine, Request
 from .index import DocId, DocumentIndex, Found
@@ -84,6 +84,19 @@ class RecursiveRetriever:
         self.candidate_k, self.temperature = candidate_k, temperature
         self.batch_size, self.inflight = batch_size, inflight
         self.index: SearchIndex | None = None
+
+    @classmethod
+    def of(cls, encoder: StateEncoder, config: RecurseConfig) -> Self:
+        """With settings that were written down."""
+        return cls(
+            encoder,
+            strategy=make_search(config.strategy, config.strategy_options),
+            readout=make_readout(config.readout, config.readout_options),
+            candidate_k=config.candidate_k,
+            temperature=config.temperature,
+            batch_size=config.batch_size,
+            inflight=config.inflight,
+        )
 
     def build_index(
         self,
