@@ -9,6 +9,7 @@ Shapes: S queries, N documents, D dimensions, K candidates.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,9 @@ import torch
 from ...data_prep.files import new_file, new_folder, sha256_file
 from ..exports import flat
 from ..protocols import StateEncoder
-from .exact_search import Found, Part, search_exact
+from .coarse_pass import Part
+from .duplicates import Groups, find_groups
+from .exact_search import Found, search_exact
 
 __all__ = ["DTYPES", "DocumentIndex", "Found", "IndexMismatchError"]
 
@@ -74,6 +77,8 @@ class DocumentIndex:
         self.dtype = next(name for name, kind in DTYPES.items() if kind == stored.dtype)
         self._rows: dict[DocId, int] | None = None
         self._parts = _spread(stored, devices)
+        self._lock, self._searched = threading.Lock(), False
+        self._groups: Groups | None = None
 
     @classmethod
     def build(
@@ -183,9 +188,27 @@ class DocumentIndex:
             raise ValueError(f"query vector {int((~np.isfinite(queries).all(1)).argmax())} is not finite")
         if excluded is not None and len(excluded) != len(queries):
             raise ValueError(f"exclusions for {len(excluded)} vectors, but there are {len(queries)}")
-        hidden = None if excluded is None else [np.unique(np.asarray(rows, dtype=np.int64)) for rows in excluded]
-        with torch.inference_mode():
-            return search_exact(self._parts, torch.from_numpy(queries), k, hidden, ranges)
+        hidden = None if excluded is None else [self._known(rows) for rows in excluded]
+        return search_exact(self._parts, self._equal_rows(), queries, k, hidden, ranges)
+
+    def _known(self, rows: Sequence[int]) -> np.ndarray:
+        known = np.unique(np.asarray(rows, dtype=np.int64))
+        if len(known) and not 0 <= known[0] <= known[-1] < len(self):
+            raise ValueError(f"excluded rows {known[0]} to {known[-1]} are not all in this index of {len(self)}")
+        return known
+
+    def _equal_rows(self) -> Groups | None:
+        """Found at the first search, which reads all vectors anyway."""
+        with self._lock:
+            if not self._searched:
+                self._groups, self._searched = find_groups(self._parts), True
+                repeated = self._groups.repeated if self._groups is not None else np.zeros(0, np.int64)
+                for part in self._parts:
+                    first, last = np.searchsorted(repeated, [part.start, part.start + len(part.vectors_ND)])
+                    if first < last:
+                        places = torch.from_numpy(repeated[first:last] - part.start)
+                        part.repeated = places.to(part.vectors_ND.device)
+        return self._groups
 
 
 def checked_ids(ids: Sequence[DocId]) -> tuple[DocId, ...]:

@@ -66,7 +66,7 @@ def test_small_blocks_change_nothing(monkeypatch):
     queries[1] = vectors[99]
     excluded = [list(range(0, 500, 3))] * 6
     whole = index_of(vectors).search(queries, 150, excluded=excluded, ranges=True)
-    monkeypatch.setattr("retrail.models.recursive.exact_search._BLOCK_ROWS", (7, 7))
+    monkeypatch.setattr("retrail.models.recursive.coarse_pass._BLOCK_ROWS", {"cpu": (7, 7)})
     small = index_of(vectors).search(queries, 150, excluded=excluded, ranges=True)
     for name in ("rows_SK", "scores_SK", "counts_S", "low_S", "high_S"):
         assert np.array_equal(getattr(whole, name), getattr(small, name))
