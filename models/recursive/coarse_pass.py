@@ -58,7 +58,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Pairs that are to be scored exactly, by query. query_C: number of the query; place_C: row within the part."""
+    """Pairs that are to be scored exactly, by query and place: query_C ascends; place_C: row within the part."""
 
     query_C: Tensor
     place_C: Tensor
@@ -162,6 +162,7 @@ class _Products:
         rows = max(b - a for a, b in self.blocks())
         new = queries_SD.new_empty
         self._scores = new(len(queries_SD) * rows)
+        self._float = self._scores if queries_SD.dtype == torch.float32 else new(len(self._scores), dtype=torch.float32)
         self._rounded = None if self._vectors.dtype == queries_SD.dtype else new((rows, D))
         # No CPU rounds float16 to bfloat16 quickly; by way of float32 it does.
         by_way = {self._vectors.dtype, queries_SD.dtype} == {torch.float16, torch.bfloat16}
@@ -179,7 +180,10 @@ class _Products:
             block = self._rounded[: stop - start].copy_(block)
         S = len(self._queries)
         scores_SB = self._scores[: S * (stop - start)].view(S, stop - start)
-        return torch.mm(self._queries, block.T, out=scores_SB)
+        torch.mm(self._queries, block.T, out=scores_SB)
+        if scores_SB.dtype == torch.float32:
+            return scores_SB
+        return self._float[: S * (stop - start)].view_as(scores_SB).copy_(scores_SB)  # compared many times faster
 
 
 class _Best:
@@ -190,32 +194,42 @@ class _Best:
         self._S = len(error_S)
         # Above -inf, which marks what must not be found.
         self._least_S = torch.full_like(error_S, torch.finfo(dtype).min)
-        self._kept: list[tuple[Tensor, Tensor, Tensor]] = []  # query, place, score
+        self._counts_S = torch.zeros(self._S, dtype=torch.long, device=error_S.device)
+        self._kept: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # query, number within it, place, score
         self._waiting = 0
 
     def add(self, scores_SB: Tensor, start: int) -> None:
         """Take in a block of scores, whose first column is the place `start`; -inf is never taken."""
         if not self._kept and scores_SB.shape[1] >= self._k:
-            self._raise_to(scores_SB.topk(self._k, dim=1, sorted=False).values.float().amin(1))
-        above_S = (scores_SB.amax(1).float() >= self._least_S).nonzero()[:, 0]
+            self._raise_to(scores_SB.topk(self._k, dim=1, sorted=False).values.amin(1))
+        above_S = (scores_SB.amax(1) >= self._least_S).nonzero()[:, 0]
         if len(above_S) == 0:
             return
         few = 2 * len(above_S) < self._S
         chosen_SB = scores_SB[above_S] if few else scores_SB
         least_S = self._least_S[above_S] if few else self._least_S
-        query_C, column_C = _positions(chosen_SB >= least_S.to(self._dtype)[:, None])
-        score_C = chosen_SB[query_C, column_C].float()
-        self._kept.append((above_S[query_C] if few else query_C, column_C + start, score_C))
-        self._waiting += len(query_C)
+        query_C, column_C = _positions(chosen_SB >= least_S[:, None])
+        score_C = chosen_SB[query_C, column_C]
+        self._keep(above_S[query_C] if few else query_C, column_C + start, score_C)
         if self._waiting > self._S * self._k:
             self._compact()
 
     def candidates(self) -> Candidates:
-        """What is left of them, by query."""
+        """What is left of them, by query and place."""
         if not self._kept:
             return _none(self._error_S.device)
         self._compact()
-        return Candidates(*self._kept[0][:2])
+        [(query_C, _, place_C, _)] = self._kept
+        return Candidates(query_C, place_C)
+
+    def _keep(self, query_C: Tensor, place_C: Tensor, score_C: Tensor) -> None:
+        """query_C: ascending."""
+        counts_S = torch.bincount(query_C, minlength=self._S)
+        before_S = counts_S.cumsum(0) - counts_S - self._counts_S
+        number_C = torch.arange(len(query_C), device=query_C.device) - before_S[query_C]
+        self._kept.append((query_C, number_C, place_C, score_C))
+        self._counts_S = self._counts_S + counts_S
+        self._waiting += len(query_C)
 
     def _raise_to(self, kth_S: Tensor) -> None:
         """`kth_S`: the k-th best computed score so far, -inf where there are fewer."""
@@ -225,19 +239,17 @@ class _Best:
         self._least_S = torch.maximum(self._least_S, least_S)
 
     def _compact(self) -> None:
-        query_C, place_C, score_C = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
-        counts_S = torch.bincount(query_C, minlength=self._S)
-        order_C = query_C.argsort(stable=True)
-        query_C, place_C, score_C = query_C[order_C], place_C[order_C], score_C[order_C]
-        width = int(counts_S.max())
-        if width >= self._k:
-            column_C = torch.arange(len(query_C), device=query_C.device) - (counts_S.cumsum(0) - counts_S)[query_C]
-            scores_SW = score_C.new_full((self._S, width), -torch.inf)
-            scores_SW[query_C, column_C] = score_C
+        query_C, number_C, place_C, score_C = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
+        scores_SW = score_C.new_full((self._S, int(self._counts_S.max())), -torch.inf)
+        places_SW = torch.empty_like(scores_SW, dtype=torch.long)
+        scores_SW[query_C, number_C] = score_C
+        places_SW[query_C, number_C] = place_C
+        if scores_SW.shape[1] >= self._k:
             self._raise_to(scores_SW.topk(self._k, dim=1, sorted=False).values.amin(1))
-            keep_C = score_C >= self._least_S[query_C]
-            query_C, place_C, score_C = query_C[keep_C], place_C[keep_C], score_C[keep_C]
-        self._kept, self._waiting = [(query_C, place_C, score_C)], 0
+        query_C, column_C = _positions(scores_SW >= self._least_S[:, None])
+        self._kept, self._counts_S = [], torch.zeros_like(self._counts_S)
+        self._keep(query_C, places_SW[query_C, column_C], scores_SW[query_C, column_C])
+        self._waiting = 0
 
 
 def _positions(mask_SB: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,8 @@
 
 A matrix product rounds, and how it rounds depends on the number of queries and rows in it. So its scores only choose
 candidates (`coarse_pass`). Each candidate is scored again by itself: products of float32 values are exact in float64,
-and are summed there in an order that depends on D alone. Scores therefore depend on nothing but the two vectors;
-identical documents get identical scores, and the order (-score, row) is the same in any batch and on any device.
+and are summed there in an order that depends on D alone. Scores therefore depend on nothing but the two vectors:
+identical documents get identical scores, and the order (-score, row) is the same in any batch.
 
 Shapes: S queries, N rows, D dimensions, K found, C candidates of all queries, E exclusions of all queries.
 """
@@ -25,8 +25,9 @@ from .duplicates import Groups
 _QUERIES_AT_ONCE = 1024
 # Values that are scored again at once: few enough to stay in a core's cache.
 _RESCORED_VALUES = {"cpu": 2**16, "cuda": 2**24}
+_THREADED_VALUES = 2**20
+_SUMMED_VALUES = 4096
 
-Terms = TypeVar("Terms", np.ndarray, Tensor)
 Item, Result = TypeVar("Item"), TypeVar("Result")
 Flat = tuple[np.ndarray, np.ndarray, np.ndarray]  # query, row, score of each candidate
 
@@ -160,48 +161,61 @@ def _exact_scores(part: Part, queries_SD: np.ndarray, pairs: Candidates) -> Flat
     """Exact scores of the candidates, as float32. queries_SD: float64."""
     query_C, place_C = pairs.query_C.cpu().numpy(), pairs.place_C.cpu().numpy()
     kind = part.vectors_ND.device.type
-    at_once = max(1, _RESCORED_VALUES.get(kind, 2**16) // max(1, queries_SD.shape[1]))
     score_C = np.empty(len(query_C), dtype=np.float32)
-    dots = _dots_on_gpu if kind == "cuda" else _dots
+    if kind == "cuda":
+        for start in range(0, len(query_C), step := max(1, _RESCORED_VALUES["cuda"] // max(1, queries_SD.shape[1]))):
+            some = slice(start, start + step)
+            score_C[some] = _dots_on_gpu(part.vectors_ND, place_C[some], queries_SD, query_C[some])
+        return query_C, place_C + part.start, score_C
+    at_once = max(1, _RESCORED_VALUES["cpu"] // max(1, queries_SD.shape[1]))
+    ends = np.searchsorted(query_C, np.arange(len(queries_SD) + 1))
+    chunks = [
+        (s, slice(start, min(start + at_once, ends[s + 1])))
+        for s in range(len(queries_SD))
+        for start in range(ends[s], ends[s + 1], at_once)
+    ]
 
-    def score(start: int) -> None:
-        some = slice(start, start + at_once)
-        score_C[some] = dots(part.vectors_ND, place_C[some], queries_SD, query_C[some])
+    def score(chunk: tuple[int, slice]) -> None:
+        query, some = chunk
+        score_C[some] = exact_dots(_rows(part.vectors_ND, place_C[some]), queries_SD[query])
 
-    _map(score, range(0, len(query_C), at_once), torch.get_num_threads() if kind != "cuda" else 1)
+    # Several threads only where there is work for them.
+    _map(score, chunks, torch.get_num_threads() if len(query_C) * queries_SD.shape[1] > _THREADED_VALUES else 1)
     return query_C, place_C + part.start, score_C
 
 
-def _dots(vectors_ND: Tensor, place_C: np.ndarray, queries_SD: np.ndarray, query_C: np.ndarray) -> np.ndarray:
+def exact_dots(rows_CD: np.ndarray, query_D: np.ndarray) -> np.ndarray:
+    """<row, query> of each row (C,), both float64, summed in an order that depends on D alone."""
+    # NumPy sums through a buffer of 8,192 values; where a row does not fit, its place would choose where it is cut.
+    sums_C = np.zeros(len(rows_CD))
+    for start in range(0, len(query_D), _SUMMED_VALUES):
+        some = slice(start, start + _SUMMED_VALUES)
+        sums_C += np.einsum("cd,d->c", rows_CD[:, some], query_D[some])
+    return sums_C
+
+
+def _rows(vectors_ND: Tensor, place_C: np.ndarray) -> np.ndarray:
+    """These rows as float64, which holds every stored value."""
     if vectors_ND.device.type != "cpu":  # no float64 there
-        exact_CD = vectors_ND[torch.from_numpy(place_C).to(vectors_ND.device)].cpu().float().numpy().astype(np.float64)
+        rows_CD = vectors_ND[torch.from_numpy(place_C).to(vectors_ND.device)].cpu().float().numpy()
     elif vectors_ND.dtype == torch.bfloat16:  # no type of NumPy: the upper half of a float32
-        bits_CD = vectors_ND.view(torch.uint16).numpy()[place_C].astype(np.uint32) << 16
-        exact_CD = bits_CD.view(np.float32).astype(np.float64)
+        rows_CD = (vectors_ND.view(torch.uint16).numpy()[place_C].astype(np.uint32) << 16).view(np.float32)
     else:
-        exact_CD = vectors_ND.numpy()[place_C].astype(np.float64)
-    exact_CD *= queries_SD[query_C]
-    return fold(exact_CD).astype(np.float32)
+        rows_CD = vectors_ND.numpy()[place_C]
+    return rows_CD.astype(np.float64)
 
 
 def _dots_on_gpu(vectors_ND: Tensor, place_C: np.ndarray, queries_SD: np.ndarray, query_C: np.ndarray) -> np.ndarray:
+    """As `exact_dots`. The upper half is added to the lower one until one column is left: no library picks an order."""
     device = vectors_ND.device
-    exact_CD = vectors_ND[torch.from_numpy(place_C).to(device)].double()
-    exact_CD *= torch.from_numpy(queries_SD[query_C]).to(device)
-    return np.asarray(fold(exact_CD).float().cpu().numpy())
-
-
-def fold(terms_CD: Terms) -> Terms:
-    """Sum of each row, in place: the upper half is added to the lower one until one column is left.
-
-    Only elementwise sums, so that no library chooses an order.
-    """
+    terms_CD = vectors_ND[torch.from_numpy(place_C).to(device)].double()
+    terms_CD *= torch.from_numpy(queries_SD).to(device)[torch.from_numpy(query_C).to(device)]
     width = terms_CD.shape[1]
     while width > 1:
         half = (width + 1) // 2
         terms_CD[:, : width - half] += terms_CD[:, half:width]
         width = half
-    return terms_CD[:, 0]
+    return np.asarray(terms_CD[:, 0].float().cpu().numpy())
 
 
 def _map(call: Callable[[Item], Result], items: Sequence[Item], workers: int) -> list[Result]:
