@@ -7,7 +7,7 @@ Shapes: N rows, M members of groups, G groups, C candidates of all queries, E ex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +35,7 @@ class Groups:
     @property
     def repeated(self) -> np.ndarray:
         """The other members, ascending."""
-        return np.setdiff1d(self.members_M, self.first_G, assume_unique=True)
+        return np.setdiff1d(self.sorted_M, self.first_G, assume_unique=True)
 
     def group_of(self, rows: np.ndarray) -> np.ndarray:
         """Group of each row, -1 where it is in none."""
@@ -70,6 +70,8 @@ class Groups:
 
 def find_groups(parts: Sequence[Part]) -> Groups | None:
     """Groups of two and more rows with the same bits, over all parts; None where there is none."""
+    if sum(len(part.vectors_ND) for part in parts) < 2:
+        return None
     head_N = np.concatenate([_heads(part.vectors_ND) for part in parts])
     order_N = np.argsort(head_N, kind="stable")
     same = head_N[order_N[1:]] == head_N[order_N[:-1]]
@@ -112,18 +114,18 @@ def _words(vectors: torch.Tensor) -> np.ndarray:
     return filled.view(np.uint64)
 
 
-def _read(parts: Sequence[Part], rows: np.ndarray):  # type: ignore[no-untyped-def]
+def _read(parts: Sequence[Part], rows: np.ndarray) -> Iterator[np.ndarray]:
     """The bits of these rows, some at a time."""
     sizes = [part.vectors_ND.element_size() * part.vectors_ND.shape[1] for part in parts]
     at_once = max(1, _READ_AT_ONCE // max(1, *sizes, 1))
     for start in range(0, len(rows), at_once):
         wanted = rows[start : start + at_once]
-        words = None
+        words = np.zeros((len(wanted), 0), dtype=np.uint64)
         for part in parts:
             here = (wanted >= part.start) & (wanted < part.start + len(part.vectors_ND))
             places = torch.from_numpy(wanted[here] - part.start).to(part.vectors_ND.device)
             found = _words(part.vectors_ND[places])
-            if words is None:
+            if words.shape[1] == 0:
                 words = np.zeros((len(wanted), found.shape[1]), dtype=np.uint64)
             words[here] = found
         yield words

@@ -100,7 +100,7 @@ def _search_some(
             seen = ~np.isin(query * N + row, out[0] * N + out[1])
             query, row, score = query[seen], row[seen], score[seen]
     low, high = (_ends(ends, S)) if ranges else (None, None)
-    return Found(*_ranked(query, row, score, S, k), low, high)
+    return Found(*ranked(query, row, score, S, k), low, high)
 
 
 def _excluded_pairs(excluded: Sequence[np.ndarray] | None) -> tuple[np.ndarray, np.ndarray] | None:
@@ -122,7 +122,7 @@ def _hidden_places(part: Part, hidden: tuple[np.ndarray, np.ndarray] | None) -> 
     return torch.from_numpy(query[inside]).to(device), torch.from_numpy(place[inside]).to(device)
 
 
-def _ranked(query: np.ndarray, row: np.ndarray, score: np.ndarray, S: int, k: int) -> Flat:
+def ranked(query: np.ndarray, row: np.ndarray, score: np.ndarray, S: int, k: int) -> Flat:
     """(rows_SK, scores_SK, counts_S) of the first k of each query by (-score, row)."""
     order = np.lexsort((row, -score, query))
     query, row, score = query[order], row[order], score[order]
