@@ -145,6 +145,11 @@ class DocumentIndex:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def num_bytes(self) -> int:
+        """What the stored vectors take, in memory or mapped."""
+        return sum(part.vectors_ND.nbytes for part in self._parts)
+
     def row(self, doc_id: DocId) -> int:
         """The row of an id. Raises KeyError that says which type ids have where that is the difference."""
         if self._rows is None:
