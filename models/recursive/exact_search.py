@@ -1,26 +1,35 @@
 """Exact inner-product search: one blocked pass that misses nothing, then exact scores for the few that may be best.
 
 A matrix product rounds, and how it rounds depends on the number of queries and rows in it. So its scores only choose
-candidates: every row within twice the error bound of the k-th best stays. What stays is scored again, each (query,
-row) by itself in float64, so that scores depend on nothing but the two vectors, identical documents get identical
-scores, and the order (-score, row) is the same in any batch.
+candidates (`coarse_pass`). Each candidate is scored again by itself: products of float32 values are exact in float64,
+and are summed there in an order that depends on D alone. Scores therefore depend on nothing but the two vectors:
+identical documents get identical scores, and the order (-score, row) is the same in any batch.
 
-Shapes: S queries, N rows, D dimensions, B rows of a block, M candidates of a query so far.
+Shapes: S queries, N rows, D dimensions, K found, C candidates of all queries, E exclusions of all queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_BLOCK_BYTES = 32 * 2**20  # of scores held at once
-_BLOCK_ROWS = (1024, 65536)
-# Values that are scored again at once: few enough to stay in a core's cache, and in memory that is at hand.
-_RESCORED_VALUES = {"cpu": 65_536, "cuda": 8_000_000}
+from .coarse_pass import Candidates, Part, coarse_pass
+from .duplicates import Groups
+
+_QUERIES_AT_ONCE = 1024
+# Values that are scored again at once: few enough to stay in a core's cache.
+_RESCORED_VALUES = {"cpu": 2**16, "cuda": 2**24}
+_THREADED_VALUES = 2**20
+_SUMMED_VALUES = 4096
+
+Item, Result = TypeVar("Item"), TypeVar("Result")
+Flat = tuple[np.ndarray, np.ndarray, np.ndarray]  # query, row, score of each candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,145 +47,179 @@ class Found:
     high_S: np.ndarray | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Neighbouring rows of an index on one device. vectors_ND: as stored; `start` is the first row's number."""
-
-    vectors_ND: Tensor
-    start: int
-    largest_norm: float
-
-
 def search_exact(
-    parts: Sequence[Part], queries_SD: Tensor, k: int, excluded: Sequence[np.ndarray] | None, ranges: bool
+    parts: Sequence[Part],
+    groups: Groups | None,
+    queries_SD: np.ndarray,
+    k: int,
+    excluded: Sequence[np.ndarray] | None,
+    ranges: bool,
 ) -> Found:
     """The best `k` of all parts for each query; see `Found`.
 
-    queries_SD: float32 on the CPU. excluded: for each query the rows that must not come back, sorted.
+    groups: rows that are equal; `Part.repeated` are all of them but the first.
+    queries_SD: float32. excluded: for each query the rows that must not come back, each once.
     """
+    found = []
+    for start in range(0, max(1, len(queries_SD)), _QUERIES_AT_ONCE):
+        some = slice(start, start + _QUERIES_AT_ONCE)
+        hidden = None if excluded is None else excluded[some]
+        found.append(_search_some(parts, groups, queries_SD[some], k, hidden, ranges))
+    return found[0] if len(found) == 1 else _stack(found)
+
+
+def _search_some(
+    parts: Sequence[Part],
+    groups: Groups | None,
+    queries_SD: np.ndarray,
+    k: int,
+    excluded: Sequence[np.ndarray] | None,
+    ranges: bool,
+) -> Found:
     S = len(queries_SD)
-    best = [_search_part(part, queries_SD, k, excluded, ranges) for part in parts]
-    rows_SM, scores_SM = (np.concatenate([getattr(b[0], name) for b in best], axis=1) for name in ("rows", "scores"))
-    order_SM = np.lexsort((rows_SM, -scores_SM), axis=1)[:, :k]
-    rows_SK, scores_SK = (np.take_along_axis(x, order_SM, axis=1) for x in (rows_SM, scores_SM))
-    counts_S = np.isfinite(scores_SK).sum(axis=1)
-    width = int(counts_S.max(initial=0))
-    rows_SK = np.where(np.isfinite(scores_SK), rows_SK, -1)[:, :width]
-    low = high = None
-    if ranges:
-        ends = [(lo.scores.max(axis=1, initial=-np.inf), hi.scores.max(axis=1, initial=-np.inf)) for _, lo, hi in best]
-        low = -np.max([lo for lo, _ in ends], axis=0).astype(np.float32).reshape(S)
-        high = np.max([hi for _, hi in ends], axis=0).astype(np.float32).reshape(S)
-    return Found(rows_SK, scores_SK[:, :width].astype(np.float32), counts_S.astype(np.int64), low, high)
+    out = _excluded_pairs(excluded)
+    hidden = groups.hide(*out) if groups is not None and out is not None else out
+    queries = torch.from_numpy(queries_SD)
+    exact = queries_SD.astype(np.float64)
+
+    def of_part(part: Part) -> list[Flat]:
+        with torch.inference_mode():
+            chosen = coarse_pass(part, queries, k, _hidden_places(part, hidden), ranges)
+            return [_exact_scores(part, exact, pairs) for pairs in chosen]
+
+    # Parts on one device would only take turns.
+    several = len({part.vectors_ND.device for part in parts}) > 1
+    by_part = _map(of_part, parts, len(parts) if several else 1)
+    best, *ends = ([np.concatenate(x) for x in zip(*flats, strict=True)] for flats in zip(*by_part, strict=True))
+    query, row, score = best
+    if groups is not None:
+        excluded_S = np.zeros(S, np.int64) if out is None else np.bincount(out[0], minlength=S)
+        query, row, score = groups.expand(query, row, score, k + excluded_S[query])
+        if out is not None:
+            N = 1 + max(int(row.max(initial=0)), int(out[1].max(initial=0)))
+            seen = ~np.isin(query * N + row, out[0] * N + out[1])
+            query, row, score = query[seen], row[seen], score[seen]
+    low, high = (_ends(ends, S)) if ranges else (None, None)
+    return Found(*ranked(query, row, score, S, k), low, high)
 
 
-@dataclass(slots=True)
-class _Scored:
-    """Candidates with exact scores as float32 values (S, M); -inf where there is none."""
-
-    rows: np.ndarray
-    scores: np.ndarray
-
-
-def _search_part(
-    part: Part, queries_SD: Tensor, k: int, excluded: Sequence[np.ndarray] | None, ranges: bool
-) -> tuple[_Scored, _Scored, _Scored]:
-    vectors, device = part.vectors_ND, part.vectors_ND.device
-    queries = queries_SD.to(device)
-    S, N = len(queries), len(vectors)
-    # |computed - true| of one product of D terms in float32, whatever the order of its sums.
-    unit = torch.finfo(torch.float32).eps / 2
-    norms_S = queries.norm(dim=1)
-    slack_S = 2 * (queries.shape[1] + 2) * unit * norms_S * part.largest_norm
-    top = _Best(k, slack_S)
-    ends = [_Best(1, slack_S), _Best(1, slack_S)] if ranges else []
-    hidden = _hidden(excluded, part.start, N)
-    size = int(np.clip(_BLOCK_BYTES // (4 * max(S, 1)), *_BLOCK_ROWS))
-    for start in range(0, N, size):
-        block = vectors[start : start + size]
-        scores_SB = queries @ block.float().T
-        if ends:
-            ends[0].add(-scores_SB, start)
-            ends[1].add(scores_SB, start)
-        if hidden is not None:
-            here = (hidden[1] >= start) & (hidden[1] < start + len(block))
-            scores_SB[hidden[0][here].to(device), (hidden[1][here] - start).to(device)] = -torch.inf
-        top.add(scores_SB, start)
-    found = _exact(part, queries_SD, top, 1.0)
-    if not ends:
-        return found, found, found
-    return found, _exact(part, queries_SD, ends[0], -1.0), _exact(part, queries_SD, ends[1], 1.0)
-
-
-def _hidden(excluded: Sequence[np.ndarray] | None, start: int, count: int) -> tuple[Tensor, Tensor] | None:
-    """(query, place in the part) of every exclusion."""
+def _excluded_pairs(excluded: Sequence[np.ndarray] | None) -> tuple[np.ndarray, np.ndarray] | None:
+    """(query, row) of every exclusion."""
     if excluded is None or not any(map(len, excluded)):
         return None
-    query = np.repeat(np.arange(len(excluded)), [len(rows) for rows in excluded])
-    row = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in excluded]) - start
-    inside = (row >= 0) & (row < count)
-    return torch.from_numpy(query[inside]), torch.from_numpy(row[inside])
+    query_E = np.repeat(np.arange(len(excluded)), [len(rows) for rows in excluded])
+    return query_E, np.concatenate([np.asarray(rows, dtype=np.int64) for rows in excluded])
 
 
-class _Best:
-    """For each query all places whose computed score may belong to the best k, in any order."""
-
-    def __init__(self, k: int, slack_S: Tensor) -> None:
-        self.k, self.slack_S = k, slack_S
-        S = len(slack_S)
-        self.scores_SM = slack_S.new_full((S, 0), -torch.inf)
-        self.places_SM = torch.zeros((S, 0), dtype=torch.long, device=slack_S.device)
-        self.least_S = slack_S.new_full((S,), -torch.inf)
-
-    def add(self, scores_SB: Tensor, start: int) -> None:
-        """Take in a block of scores, whose first column is the place `start`; -inf is never taken."""
-        if self.scores_SM.shape[1] < self.k:
-            # Nothing to compare with yet: the best k of the block bound what can follow.
-            kept = scores_SB.topk(min(self.k, scores_SB.shape[1]), dim=1).values
-            if kept.shape[1] == self.k:
-                self.least_S = torch.maximum(self.least_S, kept[:, -1] - self.slack_S)
-        # A number above -inf that no score is below, so that exclusions are never candidates.
-        least_S1 = self.least_S.clamp(min=torch.finfo(torch.float32).min)[:, None]
-        query_C, place_C = (scores_SB >= least_S1).nonzero(as_tuple=True)
-        if len(query_C) == 0:
-            return
-        counts_S = torch.bincount(query_C, minlength=len(scores_SB))
-        width = int(counts_S.max())
-        new_SW = scores_SB.new_full((len(scores_SB), width), -torch.inf)
-        where_SW = torch.zeros_like(new_SW, dtype=torch.long)
-        column_C = torch.arange(len(query_C), device=query_C.device) - (counts_S.cumsum(0) - counts_S)[query_C]
-        new_SW[query_C, column_C] = scores_SB[query_C, place_C]
-        where_SW[query_C, column_C] = place_C + start
-        self._keep(torch.cat([self.scores_SM, new_SW], dim=1), torch.cat([self.places_SM, where_SW], dim=1))
-
-    def _keep(self, scores_SM: Tensor, places_SM: Tensor) -> None:
-        scores_SM, order_SM = scores_SM.sort(dim=1, descending=True)
-        if scores_SM.shape[1] >= self.k:
-            self.least_S = torch.maximum(self.least_S, scores_SM[:, self.k - 1] - self.slack_S)
-        keep = int((scores_SM >= self.least_S.clamp(min=torch.finfo(torch.float32).min)[:, None]).sum(1).max())
-        self.scores_SM = scores_SM[:, :keep].contiguous()
-        self.places_SM = places_SM.gather(1, order_SM[:, :keep])
+def _hidden_places(part: Part, hidden: tuple[np.ndarray, np.ndarray] | None) -> tuple[Tensor, Tensor] | None:
+    """(query, place in the part) of what must not be scored, by place."""
+    if hidden is None:
+        return None
+    query, place = hidden[0], hidden[1] - part.start
+    inside = np.flatnonzero((place >= 0) & (place < len(part.vectors_ND)))
+    inside = inside[np.argsort(place[inside], kind="stable")]
+    device = part.vectors_ND.device
+    return torch.from_numpy(query[inside]).to(device), torch.from_numpy(place[inside]).to(device)
 
 
-def _exact(part: Part, queries_SD: Tensor, best: _Best, sign: float) -> _Scored:
-    """Scores of the candidates in float64, each by itself, rounded to float32."""
-    real = (best.scores_SM > -torch.inf).cpu().numpy()
-    places = best.places_SM.cpu().numpy()
-    scores = np.full(places.shape, -np.inf, dtype=np.float32)
-    query_C, column_C = real.nonzero()
-    at_once = max(1, _RESCORED_VALUES.get(part.vectors_ND.device.type, 65_536) // max(1, queries_SD.shape[1]))
-    for start in range(0, len(query_C), at_once):
-        query, column = query_C[start : start + at_once], column_C[start : start + at_once]
-        scores[query, column] = sign * pair_scores(queries_SD[query], part.vectors_ND, places[query, column])
-    return _Scored(places + part.start, scores)
+def ranked(query: np.ndarray, row: np.ndarray, score: np.ndarray, S: int, k: int) -> Flat:
+    """(rows_SK, scores_SK, counts_S) of the first k of each query by (-score, row)."""
+    order = np.lexsort((row, -score, query))
+    query, row, score = query[order], row[order], score[order]
+    counts = np.bincount(query, minlength=S)
+    column = np.arange(len(query)) - (np.cumsum(counts) - counts)[query]
+    counts = np.minimum(counts, k)
+    kept = column < k
+    rows_SK = np.full((S, int(counts.max(initial=0))), -1, dtype=np.int64)
+    scores_SK = np.full(rows_SK.shape, -np.inf, dtype=np.float32)
+    rows_SK[query[kept], column[kept]] = row[kept]
+    scores_SK[query[kept], column[kept]] = score[kept]
+    return rows_SK, scores_SK, counts.astype(np.int64)
 
 
-def pair_scores(queries_CD: Tensor, vectors_ND: Tensor, places_C: np.ndarray) -> np.ndarray:
-    """<query, vector> of each pair (C,), summed in float64 in an order that depends on D alone (on a CPU)."""
+def _ends(ends: Sequence[Sequence[np.ndarray]], S: int) -> tuple[np.ndarray, np.ndarray]:
+    low_S, high_S = np.full(S, np.inf, np.float32), np.full(S, -np.inf, np.float32)
+    np.minimum.at(low_S, ends[0][0], ends[0][2])
+    np.maximum.at(high_S, ends[1][0], ends[1][2])
+    return low_S, high_S
+
+
+def _stack(found: Sequence[Found]) -> Found:
+    width = max(one.rows_SK.shape[1] for one in found)
+
+    def wide(arrays: Sequence[np.ndarray], filler: float) -> np.ndarray:
+        pad = [((0, 0), (0, width - array.shape[1])) for array in arrays]
+        return np.concatenate([np.pad(a, p, constant_values=filler) for a, p in zip(arrays, pad, strict=True)])
+
+    rows, scores = wide([f.rows_SK for f in found], -1), wide([f.scores_SK for f in found], -np.inf)
+    ends = [[end for end in (getattr(f, name) for f in found) if end is not None] for name in ("low_S", "high_S")]
+    low, high = (np.concatenate(end) if end else None for end in ends)
+    return Found(rows, scores, np.concatenate([f.counts_S for f in found]), low, high)
+
+
+def _exact_scores(part: Part, queries_SD: np.ndarray, pairs: Candidates) -> Flat:
+    """Exact scores of the candidates, as float32. queries_SD: float64."""
+    query_C, place_C = pairs.query_C.cpu().numpy(), pairs.place_C.cpu().numpy()
+    kind = part.vectors_ND.device.type
+    score_C = np.empty(len(query_C), dtype=np.float32)
+    if kind == "cuda":
+        for start in range(0, len(query_C), step := max(1, _RESCORED_VALUES["cuda"] // max(1, queries_SD.shape[1]))):
+            some = slice(start, start + step)
+            score_C[some] = _dots_on_gpu(part.vectors_ND, place_C[some], queries_SD, query_C[some])
+        return query_C, place_C + part.start, score_C
+    at_once = max(1, _RESCORED_VALUES["cpu"] // max(1, queries_SD.shape[1]))
+    ends = np.searchsorted(query_C, np.arange(len(queries_SD) + 1))
+    chunks = [
+        (s, slice(start, min(start + at_once, ends[s + 1])))
+        for s in range(len(queries_SD))
+        for start in range(ends[s], ends[s + 1], at_once)
+    ]
+
+    def score(chunk: tuple[int, slice]) -> None:
+        query, some = chunk
+        score_C[some] = exact_dots(_rows(part.vectors_ND, place_C[some]), queries_SD[query])
+
+    # Several threads only where there is work for them.
+    _map(score, chunks, torch.get_num_threads() if len(query_C) * queries_SD.shape[1] > _THREADED_VALUES else 1)
+    return query_C, place_C + part.start, score_C
+
+
+def exact_dots(rows_CD: np.ndarray, query_D: np.ndarray) -> np.ndarray:
+    """<row, query> of each row (C,), both float64, summed in an order that depends on D alone."""
+    # NumPy sums through a buffer of 8,192 values; where a row does not fit, its place would choose where it is cut.
+    sums_C = np.zeros(len(rows_CD))
+    for start in range(0, len(query_D), _SUMMED_VALUES):
+        some = slice(start, start + _SUMMED_VALUES)
+        sums_C += np.einsum("cd,d->c", rows_CD[:, some], query_D[some])
+    return sums_C
+
+
+def _rows(vectors_ND: Tensor, place_C: np.ndarray) -> np.ndarray:
+    """These rows as float64, which holds every stored value."""
+    if vectors_ND.device.type != "cpu":  # no float64 there
+        rows_CD = vectors_ND[torch.from_numpy(place_C).to(vectors_ND.device)].cpu().float().numpy()
+    elif vectors_ND.dtype == torch.bfloat16:  # no type of NumPy: the upper half of a float32
+        rows_CD = (vectors_ND.view(torch.uint16).numpy()[place_C].astype(np.uint32) << 16).view(np.float32)
+    else:
+        rows_CD = vectors_ND.numpy()[place_C]
+    return rows_CD.astype(np.float64)
+
+
+def _dots_on_gpu(vectors_ND: Tensor, place_C: np.ndarray, queries_SD: np.ndarray, query_C: np.ndarray) -> np.ndarray:
+    """As `exact_dots`. The upper half is added to the lower one until one column is left: no library picks an order."""
     device = vectors_ND.device
-    if device.type != "cpu":
-        chosen = vectors_ND[torch.from_numpy(places_C).to(device)].double()
-        return np.asarray((chosen * queries_CD.to(device).double()).sum(1).float().cpu().numpy())
-    # bfloat16 is no type of NumPy.
-    rows_CD = vectors_ND[torch.from_numpy(places_C)].float().numpy()
-    return np.einsum("cd,cd->c", rows_CD.astype(np.float64), queries_CD.numpy().astype(np.float64)).astype(np.float32)
+    terms_CD = vectors_ND[torch.from_numpy(place_C).to(device)].double()
+    terms_CD *= torch.from_numpy(queries_SD).to(device)[torch.from_numpy(query_C).to(device)]
+    width = terms_CD.shape[1]
+    while width > 1:
+        half = (width + 1) // 2
+        terms_CD[:, : width - half] += terms_CD[:, half:width]
+        width = half
+    return np.asarray(terms_CD[:, 0].float().cpu().numpy())
+
+
+def _map(call: Callable[[Item], Result], items: Sequence[Item], workers: int) -> list[Result]:
+    if workers < 2 or len(items) < 2:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(min(workers, len(items))) as pool:
+        return list(pool.map(call, items))

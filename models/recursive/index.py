@@ -1,6 +1,6 @@
 """The fixed index of documents: vectors, ids, and what they were made from.
 
-A folder holds `vectors.npy` (memory-mapped, in the type asked for), `ids.json`, and `manifest.json`: the encoder's
+A folder holds `vectors.npy` (memory-mapped, in the type asked for), `ids.arrow`, and `manifest.json`: the encoder's
 contract, the fingerprint of the corpus, type, sizes and checksums. What does not match is refused with both values.
 
 Shapes: S queries, N documents, D dimensions, K candidates.
@@ -8,23 +8,28 @@ Shapes: S queries, N documents, D dimensions, K candidates.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from ...data_prep.files import new_file, new_folder, sha256_file
 from ..exports import flat
 from ..protocols import StateEncoder
-from .exact_search import Found, Part, search_exact
+from .coarse_pass import Part
+from .duplicates import Groups, find_groups
+from .exact_search import Found, search_exact
 
 __all__ = ["DTYPES", "DocumentIndex", "Found", "IndexMismatchError"]
 
 FORMAT, FORMAT_VERSION = "retrail-document-index", 1
-MANIFEST, VECTORS, IDS = "manifest.json", "vectors.npy", "ids.json"
+MANIFEST, VECTORS, IDS = "manifest.json", "vectors.npy", "ids.arrow"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _NORM_TOLERANCE = 1e-2  # half precision rounds each of D values
 _CHECKED_AT_ONCE = 65_536
@@ -74,6 +79,8 @@ class DocumentIndex:
         self.dtype = next(name for name, kind in DTYPES.items() if kind == stored.dtype)
         self._rows: dict[DocId, int] | None = None
         self._parts = _spread(stored, devices)
+        self._lock, self._searched = threading.Lock(), False
+        self._groups: Groups | None = None
 
     @classmethod
     def build(
@@ -117,7 +124,8 @@ class DocumentIndex:
             if not file.is_file() or file.stat().st_size != facts["bytes"]:
                 raise ValueError(f"{file} is missing or cut off; build the index again")
         raw = np.load(folder / VECTORS, mmap_mode="r", allow_pickle=False)
-        ids = json.loads((folder / IDS).read_text(encoding="utf-8"))
+        with pa.memory_map(str(folder / IDS)) as source, pa.ipc.open_file(source) as ids_file:
+            ids = ids_file.read_all()["id"].to_pylist()
         vectors = _as_stored(raw, manifest["dtype"])
         return cls(ids, vectors, contract=manifest["contract"], corpus=manifest["corpus"], devices=devices, check=False)
 
@@ -136,6 +144,11 @@ class DocumentIndex:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the stored vectors take, in memory or mapped."""
+        return sum(part.vectors_ND.nbytes for part in self._parts)
 
     def row(self, doc_id: DocId) -> int:
         """The row of an id. Raises KeyError that says which type ids have where that is the difference."""
@@ -174,6 +187,13 @@ class DocumentIndex:
         Raises:
             ValueError: k below 1, vectors of another size or not finite, or exclusions for another number of vectors.
         """
+        queries, hidden = self.checked(vectors_SD, k, excluded)
+        return search_exact(self._parts, self._equal_rows(), queries, k, hidden, ranges)
+
+    def checked(
+        self, vectors_SD: np.ndarray, k: int, excluded: Sequence[Sequence[int]] | None
+    ) -> tuple[np.ndarray, list[np.ndarray] | None]:
+        """(float32 vectors, sorted exclusions) of a search; raises what `search` raises."""
         queries = np.ascontiguousarray(vectors_SD, dtype=np.float32)
         if k < 1:
             raise ValueError(f"k={k} must be 1 or more")
@@ -183,9 +203,26 @@ class DocumentIndex:
             raise ValueError(f"query vector {int((~np.isfinite(queries).all(1)).argmax())} is not finite")
         if excluded is not None and len(excluded) != len(queries):
             raise ValueError(f"exclusions for {len(excluded)} vectors, but there are {len(queries)}")
-        hidden = None if excluded is None else [np.unique(np.asarray(rows, dtype=np.int64)) for rows in excluded]
-        with torch.inference_mode():
-            return search_exact(self._parts, torch.from_numpy(queries), k, hidden, ranges)
+        return queries, None if excluded is None else [self._known(rows) for rows in excluded]
+
+    def _known(self, rows: Sequence[int]) -> np.ndarray:
+        known = np.unique(np.asarray(rows, dtype=np.int64))
+        if len(known) and not 0 <= known[0] <= known[-1] < len(self):
+            raise ValueError(f"excluded rows {known[0]} to {known[-1]} are not all in this index of {len(self)}")
+        return known
+
+    def _equal_rows(self) -> Groups | None:
+        """Found at the first search, which reads all vectors anyway."""
+        with self._lock:
+            if not self._searched:
+                self._groups, self._searched = find_groups(self._parts), True
+                repeated = self._groups.repeated if self._groups is not None else np.zeros(0, np.int64)
+                for part in self._parts:
+                    first, last = np.searchsorted(repeated, [part.start, part.start + len(part.vectors_ND)])
+                    if first < last:
+                        places = torch.from_numpy(repeated[first:last] - part.start)
+                        part.repeated = places.to(part.vectors_ND.device)
+        return self._groups
 
 
 def checked_ids(ids: Sequence[DocId]) -> tuple[DocId, ...]:
@@ -199,7 +236,19 @@ def checked_ids(ids: Sequence[DocId]) -> tuple[DocId, ...]:
         seen: set[DocId] = set()
         twice = next(i for i in found if i in seen or seen.add(i))  # type: ignore[func-returns-value]
         raise ValueError(f"id {twice!r} appears twice; every document needs an id of its own")
+    for doc_id in found:
+        if isinstance(doc_id, str):
+            _check_text(doc_id)
+        elif not -(2**63) <= doc_id < 2**63:
+            raise ValueError(f"id {doc_id} does not fit 64 bits; use a str")
     return found
+
+
+def _check_text(doc_id: str) -> None:
+    try:
+        doc_id.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"id {doc_id!r} is no valid Unicode and fits no file: {error.reason}") from error
 
 
 def check_vectors(vectors_ND: torch.Tensor, ids: Sequence[DocId]) -> None:
@@ -260,15 +309,26 @@ def write_manifest(
     folder: Path, ids: Sequence[DocId], dtype: str, dim: int, contract: Mapping[str, object], corpus: str
 ) -> None:
     """Write ids and manifest beside the vectors that are there."""
-    with new_file(folder / IDS) as out:
-        out.write(json.dumps(list(ids), ensure_ascii=False).encode())
+    kind = pa.int64() if ids and isinstance(ids[0], int) else pa.large_string()
+    table = pa.table({"id": pa.array(ids, type=kind)})
+    with new_file(folder / IDS) as out, pa.ipc.new_file(out, table.schema) as writer:
+        writer.write_table(table)
     files = {
         name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)} for name in (VECTORS, IDS)
     }
-    facts = {"dtype": dtype, "dim": dim, "count": len(ids), "contract": contract, "corpus": corpus, "files": files}
-    manifest = {"format": FORMAT, "version": FORMAT_VERSION, **facts}
+    facts = {"dtype": dtype, "dim": dim, "count": len(ids), "contract": contract, "corpus": corpus}
+    more = {"ids": fingerprint(ids), "normalised": True, "files": files}
+    manifest = {"format": FORMAT, "version": FORMAT_VERSION, **facts, **more}
     with new_file(folder / MANIFEST) as out:
         out.write(json.dumps(manifest, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def fingerprint(ids: Sequence[DocId]) -> str:
+    """Hex sha256 of the ids, in their order, with their types."""
+    digest = hashlib.sha256()
+    for doc_id in ids:
+        digest.update(json.dumps(doc_id).encode() + b"\n")
+    return digest.hexdigest()
 
 
 def refuse_other(name: str, stored: Any, wanted: Any, where: Path) -> None:

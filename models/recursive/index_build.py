@@ -1,8 +1,8 @@
 """Build an index on disk: in shards, by one process or several, going on where an earlier build stopped.
 
 While it is built the folder holds `building.json` (what it is made from) and `shards/`; each shard is written once, to
-a temporary name first. The process that finds all shards there joins them. A build of something else in the same
-folder is refused.
+a temporary name first. Every process that builds holds a shared lock on the folder; whoever finds all shards there
+waits until it is the only one, and joins them. A build of something else in the same folder is refused.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from .index import (
     check_vectors,
     checked_ids,
     dtype_of,
+    fingerprint,
     read_manifest,
     refuse_other,
     write_manifest,
 )
 
-BUILDING, SHARDS = "building.json", "shards"
+BUILDING, SHARDS, BUILDERS = "building.json", "shards", "builders.lock"
 
 Texts = Callable[[range], Sequence[str]]
 
@@ -67,25 +68,43 @@ def build_index(
     ids = checked_ids(ids)
     facts = {
         "contract": json.loads(json.dumps(encoder.contract)), "corpus": corpus, "dtype": dtype, "dim": encoder.dim,
-        "count": len(ids),
+        "count": len(ids), "ids": fingerprint(ids),
     }  # fmt: skip
     kind = dtype_of(dtype)
-    if (folder / MANIFEST).is_file():
+    if (folder / MANIFEST).is_file() and not (folder / BUILDERS).exists():
         _refuse(facts, read_manifest(folder), folder)
-        _tidy(folder)
         return True
-    _start(folder, facts | {"shard_size": shard_size})
+    if not 0 <= rank < world or shard_size < 1:
+        raise ValueError(
+            f"rank={rank} must be 0 or more and below world={world}, and shard_size={shard_size} 1 or more"
+        )
     shards = [range(start, min(start + shard_size, len(ids))) for start in range(0, len(ids), shard_size)]
     mine = [n for n in range(len(shards)) if n % world == rank]
-    with tqdm(total=sum(len(shards[n]) for n in mine), desc="index", unit="doc", disable=not progress) as bar:
-        for n in mine:
-            _write_shard(folder, n, shards[n], ids, texts, encoder, kind)
-            bar.update(len(shards[n]))
-    return _join(folder, len(shards), ids, facts)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / BUILDERS, fcntl.LOCK_SH):
+        whole = _start(folder, facts, shard_size)
+        if not whole:
+            with tqdm(total=sum(len(shards[n]) for n in mine), desc="index", unit="doc", disable=not progress) as bar:
+                for n in mine:
+                    _write_shard(folder, n, shards[n], ids, texts, encoder, kind)
+                    bar.update(len(shards[n]))
+            if not all((folder / SHARDS / f"{n:06d}.npy").is_file() for n in range(len(shards))):
+                return False
+    # Nobody encodes any more, so the others let go at once.
+    with _locked(folder / BUILDERS):
+        if not (folder / MANIFEST).is_file():
+            _join(folder, len(shards), ids, facts)
+        _tidy(folder)
+    return True
 
 
-def _start(folder: Path, facts: Mapping[str, Any]) -> None:
-    (folder / SHARDS).mkdir(parents=True, exist_ok=True)
+def _start(folder: Path, facts: Mapping[str, Any], shard_size: int) -> bool:
+    """Whether the index is whole already; else the build is begun, or found begun."""
+    if (folder / MANIFEST).is_file():
+        _refuse(facts, read_manifest(folder), folder)
+        return True
+    (folder / SHARDS).mkdir(exist_ok=True)
+    facts = {**facts, "shard_size": shard_size}
     with _locked(folder / f"{BUILDING}.lock"):
         file = folder / BUILDING
         if not file.is_file():
@@ -93,6 +112,7 @@ def _start(folder: Path, facts: Mapping[str, Any]) -> None:
                 out.write(json.dumps(facts).encode())
         else:
             _refuse(facts, json.loads(file.read_text()), folder)
+    return False
 
 
 def _refuse(facts: Mapping[str, Any], stored: Mapping[str, Any], folder: Path) -> None:
@@ -119,39 +139,33 @@ def _write_shard(
             np.save(out, as_numpy(stored), allow_pickle=False)
 
 
-def _join(folder: Path, count: int, ids: Sequence[DocId], facts: Mapping[str, Any]) -> bool:
+def _join(folder: Path, count: int, ids: Sequence[DocId], facts: Mapping[str, Any]) -> None:
     """One file of all shards, and the manifest last, which says that the index is whole."""
-    with _locked(folder / f"{BUILDING}.lock"):
-        if (folder / MANIFEST).is_file():
-            return True
-        files = [folder / SHARDS / f"{n:06d}.npy" for n in range(count)]
-        if not all(file.is_file() for file in files):
-            return False
-        parts = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
-        stored = as_numpy(torch.zeros((0, facts["dim"]), dtype=dtype_of(facts["dtype"]))).dtype
-        with new_file(folder / VECTORS) as out:
-            head = {"descr": np.lib.format.dtype_to_descr(stored), "fortran_order": False}
-            np.lib.format.write_array_header_2_0(out, head | {"shape": (len(ids), facts["dim"])})
-            for part in parts:
-                out.write(np.ascontiguousarray(part).tobytes())
-        write_manifest(folder, ids, facts["dtype"], facts["dim"], facts["contract"], facts["corpus"])
-    _tidy(folder)
-    return True
+    stored = as_numpy(torch.zeros((0, facts["dim"]), dtype=dtype_of(facts["dtype"]))).dtype
+    with new_file(folder / VECTORS) as out:
+        head = {"descr": np.lib.format.dtype_to_descr(stored), "fortran_order": False}
+        np.lib.format.write_array_header_2_0(out, head | {"shape": (len(ids), facts["dim"])})
+        for n in range(count):
+            part = np.load(folder / SHARDS / f"{n:06d}.npy", mmap_mode="r", allow_pickle=False)
+            out.write(np.ascontiguousarray(part).tobytes())
+    write_manifest(folder, ids, facts["dtype"], facts["dim"], facts["contract"], facts["corpus"])
 
 
 def _tidy(folder: Path) -> None:
     """Remove what only an unfinished build needs; a build that was killed here leaves some of it."""
     shutil.rmtree(folder / SHARDS, ignore_errors=True)
-    for name in (BUILDING, f"{BUILDING}.lock"):
+    for name in (BUILDING, f"{BUILDING}.lock", BUILDERS):
         (folder / name).unlink(missing_ok=True)
+    for file in folder.glob(f".{VECTORS}.*.tmp"):
+        file.unlink(missing_ok=True)
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Held by one process at a time, and let go when it ends, however it ends."""
+def _locked(file: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Held by one process at a time (or by those that share it), and let go when it ends, however it ends."""
     handle = os.open(file, os.O_CREAT | os.O_RDWR, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, kind)
         yield
     finally:
         os.close(handle)

@@ -66,7 +66,7 @@ def test_small_blocks_change_nothing(monkeypatch):
     queries[1] = vectors[99]
     excluded = [list(range(0, 500, 3))] * 6
     whole = index_of(vectors).search(queries, 150, excluded=excluded, ranges=True)
-    monkeypatch.setattr("retrail.models.recursive.exact_search._BLOCK_ROWS", (7, 7))
+    monkeypatch.setattr("retrail.models.recursive.coarse_pass._BLOCK_ROWS", {"cpu": (7, 7)})
     small = index_of(vectors).search(queries, 150, excluded=excluded, ranges=True)
     for name in ("rows_SK", "scores_SK", "counts_S", "low_S", "high_S"):
         assert np.array_equal(getattr(whole, name), getattr(small, name))
@@ -149,6 +149,9 @@ def damaged(value):
         (lambda: index_of(damaged(2.0)), "the vector of document 'd2' has length"),
         (lambda: DocumentIndex(["a", 1], damaged(1)[:2]), "ids must all be str or all int, not"),
         (lambda: DocumentIndex(["a", "a"], damaged(1)[:2]), "id 'a' appears twice"),
+        (lambda: DocumentIndex([2**63], damaged(1)[:1]), "id 9223372036854775808 does not fit 64 bits; use a str"),
+        (lambda: DocumentIndex(["\ud800"], damaged(1)[:1]), "is no valid Unicode and fits no file"),
+        (lambda: DocumentIndex([True, False], damaged(1)[:2]), "ids must all be str or all int, not True"),
         (lambda: DocumentIndex(["a"], damaged(1)[:2]), r"1 ids but vectors of shape \(2, 8\)"),
         (lambda: index_of(damaged(1)[:2].astype(np.float64)), "vectors of type torch.float64; use one of"),
         (lambda: index_of(damaged(1)[:2], devices=[]), "devices must name at least one device"),

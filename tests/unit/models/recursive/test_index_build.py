@@ -47,7 +47,7 @@ def test_equals_the_one_in_memory(tmp_path):
     memory = DocumentIndex.build(IDS, TEXTS, Encoder(), corpus="c")
     disk = DocumentIndex.open(tmp_path / "index", contract={"model": "letters"}, corpus="c")
     assert np.array_equal(memory.vectors(range(50)), disk.vectors(range(50))) and disk.ids == tuple(IDS)
-    assert leftovers(tmp_path / "index") == ["ids.json", "manifest.json", "vectors.npy"]
+    assert leftovers(tmp_path / "index") == ["ids.arrow", "manifest.json", "vectors.npy"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -66,7 +66,7 @@ def test_an_interrupted_build_goes_on(tmp_path):
     encoder = Encoder()
     assert build(tmp_path / "index", encoder) and encoder.calls == 7 - 3
     build(tmp_path / "whole")
-    for name in ("vectors.npy", "ids.json", "manifest.json"):
+    for name in ("vectors.npy", "ids.arrow", "manifest.json"):
         assert (tmp_path / "index" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     # Once more: nothing to do.
     again = Encoder()
@@ -98,7 +98,55 @@ def test_processes_share_the_shards(tmp_path):
     assert (tmp_path / "index" / "vectors.npy").read_bytes() == (tmp_path / "whole" / "vectors.npy").read_bytes()
 
 
-def test_two_builders_of_the_same_shards_at_once(tmp_path):
+def test_a_build_that_was_killed_while_it_joined_goes_on(tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("retrail.models.recursive.index_build.write_manifest", killed)
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "index")
+    monkeypatch.undo()
+    (tmp_path / "index" / ".vectors.npy.0123.tmp").write_bytes(b"half")
+    encoder = Encoder()
+    assert build(tmp_path / "index", encoder) and encoder.calls == 0
+    assert leftovers(tmp_path / "index") == ["ids.arrow", "manifest.json", "vectors.npy"]
+
+
+def test_nobody_joins_while_another_still_encodes(tmp_path):
+    """A builder that is late finds its shards taken, and no folder that was cleared under it."""
+    context = multiprocessing.get_context("fork")
+    started, may_end = context.Event(), context.Event()
+
+    class Slow(Encoder):
+        def encode_documents(self, texts, *, progress=False):
+            started.set()
+            assert may_end.wait(60)
+            return super().encode_documents(texts)
+
+    late = context.Process(target=build, args=(tmp_path / "index", Slow()), kwargs={"rank": 1, "world": 2})
+    late.start()
+    assert started.wait(60)
+    assert not build(tmp_path / "index", rank=0, world=2)
+    may_end.set()
+    late.join(60)
+    assert late.exitcode == 0
+    assert leftovers(tmp_path / "index") == ["ids.arrow", "manifest.json", "vectors.npy"]
+
+
+def test_other_ids_of_the_same_corpus_are_refused(tmp_path):
+    build(tmp_path / "index")
+    with pytest.raises(IndexMismatchError, match="ids was"):
+        build_index(tmp_path / "index", IDS[::-1], lambda rows: [], Encoder(), corpus="c", dtype="float32")
+
+
+@pytest.mark.parametrize("options", [{"rank": 2, "world": 2}, {"shard_size": 0}])
+def test_shares_that_make_no_sense(tmp_path, options):
+    with pytest.raises(ValueError, match="must be 0 or more and below world"):
+        build(tmp_path / "index", **options)
+
+
+@pytest.mark.parametrize("repeat", range(3))
+def test_two_builders_of_the_same_shards_at_once(tmp_path, repeat):
     context = multiprocessing.get_context("fork")
     both = [context.Process(target=build, args=(tmp_path / "index",)) for _ in range(2)]
     for process in both:
@@ -108,6 +156,7 @@ def test_two_builders_of_the_same_shards_at_once(tmp_path):
         assert process.exitcode == 0
     build(tmp_path / "whole")
     assert (tmp_path / "index" / "vectors.npy").read_bytes() == (tmp_path / "whole" / "vectors.npy").read_bytes()
+    assert leftovers(tmp_path / "index") == leftovers(tmp_path / "whole")
 
 
 def test_a_damaged_vector_is_named_and_nothing_of_its_shard_is_kept(tmp_path):
