@@ -98,12 +98,13 @@ def _cpu_has_bf16() -> bool:
 
 
 def load_backbone(
-    config: ModelConfig, device: torch.device, *, four_bit: bool = False
+    config: ModelConfig, device: torch.device, *, four_bit: bool = False, lm_head: bool = True
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model (evaluation mode, on `device`) and its tokenizer.
 
     four_bit: hold the linear layers in 4 bits (NF4 with double quantisation, QLoRA, arXiv 2305.14314): a quarter of
         the memory of bfloat16, slower steps, slightly other answers.
+    lm_head: False loads the decoder alone, which is all that an encoder's checkpoint may hold.
 
     Raises:
         ValueError: unknown name, more layers asked for than there are, or a checkpoint that lacks weights.
@@ -121,16 +122,16 @@ def load_backbone(
             config.path.removeprefix("tiny:"), device, pick_dtype(config.dtype, device), _attention(config)
         )
     else:
-        model, tokenizer = _load_pretrained(config, device, four_bit)
+        model, tokenizer = _load_pretrained(config, device, four_bit, lm_head)
     if config.num_layers is not None:
         keep_first_layers(model, config.num_layers)
     return model.eval(), tokenizer
 
 
 def _load_pretrained(
-    config: ModelConfig, device: torch.device, four_bit: bool
+    config: ModelConfig, device: torch.device, four_bit: bool, lm_head: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+    from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
     path = resolve(config.path)
     if path.startswith((".", "/")) and not Path(path).is_dir():
@@ -148,7 +149,7 @@ def _load_pretrained(
         held["device_map"] = {"": device}  # a model in 4 bits cannot be moved any more
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **extra)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = (AutoModelForCausalLM if lm_head else AutoModel).from_pretrained(
             path,
             dtype=dtype,
             attn_implementation=_attention(config),
@@ -215,7 +216,7 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig) -> PreTrainedMode
         # A list: peft ignores `layers_to_transform` next to "all-linear".
         target_modules=list(config.target_modules),
         layers_to_transform=chosen,
-        task_type="CAUSAL_LM",
+        task_type="CAUSAL_LM" if model.get_output_embeddings() is not None else "FEATURE_EXTRACTION",
     )
     return get_peft_model(model, lora)  # type: ignore[return-value]
 

@@ -36,7 +36,7 @@ class RecursiveFamily:
         from ..models.recursive.state_model import StateModel
 
         four_bit, adapter = run.adapter.kind == "qlora", run.adapter
-        backbone, tokenizer = load_backbone(run.model, device, four_bit=four_bit)
+        backbone, tokenizer = load_backbone(run.model, device, four_bit=four_bit, lm_head=False)
         if four_bit and to_merge:
             backbone, adapter = backbone.dequantize(), replace(adapter, kind="lora")
         backbone = add_adapter(backbone, adapter)

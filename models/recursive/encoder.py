@@ -86,7 +86,7 @@ class LocalEncoder:
     @classmethod
     def open(cls, model: ModelConfig, config: EncoderConfig, prompts: PromptConfig, *, device: str = "auto") -> Self:
         """Load a model and encode with it. Raises as `load_backbone` and the class."""
-        backbone, tokenizer = load_backbone(model, pick_device(device))
+        backbone, tokenizer = load_backbone(model, pick_device(device), lm_head=False)
         source = model.path if model.revision is None else f"{model.path}@{model.revision}"
         return cls(backbone, tokenizer, config, prompts, source=source)
 
