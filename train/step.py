@@ -175,7 +175,7 @@ class Stepper:
         facts = self._ranks.gather([objective.facts(batch) for batch in batches])
         parts = objective.contrast(leaf, facts, self._ranks.rank, batches)
         loss = self._scaled(parts, counts, empty=False)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         tally.add(loss, parts)
         # A rank whose rows nothing was compared with has no gradient.
         gradient = self._ranks.add_up(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)

@@ -55,7 +55,7 @@ class FaissIndex:
                 f"factory {factory!r} cannot leave out documents; use one that starts with HNSW, IVF, Flat"
             )
         try:
-            graph = faiss.index_factory(index.dim, factory, faiss.METRIC_INNER_PRODUCT)
+            graph: Any = faiss.index_factory(index.dim, factory, faiss.METRIC_INNER_PRODUCT)
         except RuntimeError as error:
             raise ValueError(
                 f"factory {factory!r} is not one that faiss knows, e.g. HNSW32 or IVF1024,SQfp16"
@@ -148,12 +148,13 @@ class FaissIndex:
                 row_C.append(rows)
                 exact = exact_dots(self.vectors(rows).astype(np.float64), queries[s].astype(np.float64))
                 score_C.append(exact.astype(np.float32))
-        flat = (np.concatenate(x) for x in (query_C, row_C, score_C))
-        return Found(*ranked(*flat, len(queries), k))
+        query, row, score = np.concatenate(query_C), np.concatenate(row_C), np.concatenate(score_C)
+        return Found(*ranked(query, row, score, len(queries), k))
 
     def _candidates(self, queries_SD: np.ndarray, k: int, hidden: np.ndarray | None) -> np.ndarray:
-        import faiss
+        import faiss as faiss_library
 
+        faiss: Any = faiss_library  # its stubs lack what follows
         left = len(self) - (0 if hidden is None else len(hidden))
         count = min(self.more * k, left)
         if count < 1:

@@ -80,7 +80,7 @@ class RecursiveRetriever:
         self.encoder = encoder
         self.strategy, self.readout = make_search(strategy), make_readout(readout)
         prompts = getattr(encoder, "prompts", None)
-        self.role = role or getattr(prompts, "primary_role", "continuation")
+        self.role: str = role or getattr(prompts, "primary_role", None) or "continuation"
         self.candidate_k, self.temperature = candidate_k, temperature
         self.batch_size, self.inflight = batch_size, inflight
         self.index: SearchIndex | None = None

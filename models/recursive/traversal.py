@@ -126,4 +126,4 @@ def probabilities(scores_K: np.ndarray, temperature: float) -> np.ndarray:
         return np.zeros(0)
     scaled = np.asarray(scores_K, np.float64) / temperature
     weights = np.exp(scaled - scaled.max())
-    return weights / weights.sum()
+    return np.asarray(weights / weights.sum())

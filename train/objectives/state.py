@@ -162,17 +162,23 @@ class StateObjective:
         layout = _Layout.of(facts, rank)
         pairs = self._pairs(layout, examples).to(vectors.device)
         states, documents = vectors[layout.states.to(vectors.device)], vectors[layout.documents.to(vectors.device)]
-        options = {
-            "margin": self.config.margin,
-            "states_too": self.config.states_too,
-            "documents_too": self.config.documents_too,
-        }
-        sizes = [None, *self.config.dimensions]
-        losses = []
-        for size in sizes:
-            cut = (states, documents) if size is None else (matryoshka(states, size), matryoshka(documents, size))
-            losses.append(info_nce(*cut, pairs, self.config.temperature, **options))
+        losses = [self._infonce(states, documents, pairs)]
+        losses += [
+            self._infonce(matryoshka(states, size), matryoshka(documents, size), pairs)
+            for size in self.config.dimensions
+        ]
         return LossParts({"infonce": torch.stack(losses).mean()}, {"hit": _hits(states, documents, pairs)})
+
+    def _infonce(self, states: Tensor, documents: Tensor, pairs: Pairs) -> Tensor:
+        return info_nce(
+            states,
+            documents,
+            pairs,
+            self.config.temperature,
+            margin=self.config.margin,
+            states_too=self.config.states_too,
+            documents_too=self.config.documents_too,
+        )
 
     def loss(self, model: nn.Module, batch: Batch) -> LossParts:
         """The loss of a microbatch by itself, as if it were the whole step."""
