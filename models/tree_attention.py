@@ -20,8 +20,12 @@ def tree_mask(backbone: Any, until_SN: Tensor, start: int = 0) -> Any:
     if kind == "flex_attention":
         return _block_mask(until_SN, start)
     place_N = torch.arange(until_SN.shape[1], device=until_SN.device)
-    allowed = may_see(place_N[start:, None], place_N, until_SN[:, None])[:, None]
-    if kind != "eager":
+    return in_kernel_form(backbone, may_see(place_N[start:, None], place_N, until_SN[:, None])[:, None])
+
+
+def in_kernel_form(backbone: Any, allowed: Tensor) -> Tensor:
+    """A mask of who may see whom (S, 1, readers, read), as the `sdpa` or `eager` attention of the model takes it."""
+    if backbone.config._attn_implementation != "eager":
         return allowed
     dtype = backbone.dtype
     low = torch.finfo(dtype).min

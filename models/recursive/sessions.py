@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from ...data_prep.hits import Cost
 from ..protocols import State, StateEncoder, StateVectors
 from .batching import check_vectors
 from .pooling import finish
+from .prefix_cache import PrefixSession, unsupported
 
 if TYPE_CHECKING:
     from .encoder import LocalEncoder
@@ -80,14 +80,7 @@ class CachedSession:
 
 def prefix_session(backbone: Any) -> TokenSession | None:
     """A fresh prefix session of the model; None: this model's layers keep something else than keys and values."""
-    module = ".prefix_cache"
-    try:
-        session_type: Any = import_module(module, __package__).PrefixSession
-    except ModuleNotFoundError as error:
-        if error.name != f"{__package__}{module}":
-            raise
-        return None
-    return session_type(backbone)  # type: ignore[no-any-return]
+    return None if unsupported(backbone) else PrefixSession(backbone)
 
 
 def _check_owners(states: Sequence[State], owners: Sequence[int]) -> None:

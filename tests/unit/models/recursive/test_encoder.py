@@ -3,8 +3,6 @@
 import itertools
 import json
 import random
-import sys
-import types
 from dataclasses import replace
 
 import numpy as np
@@ -290,9 +288,7 @@ class FakePrefixSession:
 
 
 def test_a_prefix_session_is_given_ids_and_owners_and_its_counts_become_costs(monkeypatch):
-    module = types.ModuleType("retrail.models.recursive.prefix_cache")
-    module.PrefixSession = FakePrefixSession
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("retrail.models.recursive.sessions.PrefixSession", FakePrefixSession)
     made = encoder(EncoderConfig(dimensions=16), replace(SHORT, observation_max_tokens=3))
     states = [State("Who?"), State("Who?", ("abcd",), "continuation")]
     session = made.session()
@@ -309,15 +305,6 @@ def test_a_prefix_session_is_given_ids_and_owners_and_its_counts_become_costs(mo
         made.backbone.get_input_embeddings().weight[made.tokenizer.data("~")[0]] = torch.nan
     with pytest.raises(ValueError, match=r"the vector of state 1 \(root of the query 'what~'\) is not finite"):
         session.encode([State("a"), State("what~")], [0, 1])
-
-
-def test_a_prefix_cache_that_cannot_be_imported_is_not_passed_over(monkeypatch):
-    def broken(name, package):
-        raise ModuleNotFoundError("no module", name="something_else")
-
-    monkeypatch.setattr("retrail.models.recursive.sessions.import_module", broken)
-    with pytest.raises(ModuleNotFoundError):
-        encoder().session()
 
 
 def test_invariant_and_mean_sessions_remember_nothing():
