@@ -141,7 +141,7 @@ def _error_bound(part: Part, queries: Tensor, dtype: torch.dtype) -> tuple[Tenso
 def _float32_rounding(device: str) -> float:
     """How the process has allowed float32 products to round their inputs (TF32 and the like)."""
     backend = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
-    allowed = (backend.matmul.fp32_precision, torch.backends.fp32_precision)
+    allowed = (backend.matmul.fp32_precision, getattr(torch.backends, "fp32_precision", "none"))
     return max(_INPUT_ROUNDING.get(name, _INPUT_ROUNDING["bf16"]) for name in allowed)
 
 

@@ -30,7 +30,7 @@ class Groups:
     @property
     def first_G(self) -> np.ndarray:
         """The first row of each group, which is scored for all of them; ascending."""
-        return self.members_M[self.starts_G1[:-1]]
+        return np.asarray(self.members_M[self.starts_G1[:-1]])
 
     @property
     def repeated(self) -> np.ndarray:
@@ -137,4 +137,4 @@ def _hashes(words_NW: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         # The high bits are mixed into the low ones, which a product alone never does.
         mixed = words_NW ^ (words_NW >> np.uint64(29))
-        return (mixed * factors_W).sum(axis=1, dtype=np.uint64)
+        return np.asarray((mixed * factors_W).sum(axis=1, dtype=np.uint64))

@@ -28,7 +28,8 @@ _RESCORED_VALUES = {"cpu": 2**16, "cuda": 2**24}
 _THREADED_VALUES = 2**20
 _SUMMED_VALUES = 4096
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Flat = tuple[np.ndarray, np.ndarray, np.ndarray]  # query, row, score of each candidate
 
 

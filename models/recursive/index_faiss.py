@@ -48,7 +48,7 @@ class FaissIndex:
         Raises:
             ValueError: a factory that faiss does not know, or that cannot leave out single documents.
         """
-        import faiss
+        faiss = _faiss()
 
         if not factory.startswith(("HNSW", "IVF", "Flat")):
             raise ValueError(
@@ -72,7 +72,7 @@ class FaissIndex:
 
     def save(self, folder: str | Path) -> Path:
         """Write what faiss built; the vectors stay where the exact index has them."""
-        import faiss
+        faiss = _faiss()
 
         with new_folder(Path(folder)) as written:
             faiss.write_index(self.graph, str(written / GRAPH))
@@ -91,7 +91,7 @@ class FaissIndex:
             IndexMismatchError: it was built from another index.
             ValueError: it is damaged.
         """
-        import faiss
+        faiss = _faiss()
 
         folder = Path(folder)
         if not (folder / MANIFEST).is_file():
@@ -148,11 +148,11 @@ class FaissIndex:
                 row_C.append(rows)
                 exact = exact_dots(self.vectors(rows).astype(np.float64), queries[s].astype(np.float64))
                 score_C.append(exact.astype(np.float32))
-        flat = (np.concatenate(x) for x in (query_C, row_C, score_C))
-        return Found(*ranked(*flat, len(queries), k))
+        query, row, score = np.concatenate(query_C), np.concatenate(row_C), np.concatenate(score_C)
+        return Found(*ranked(query, row, score, len(queries), k))
 
     def _candidates(self, queries_SD: np.ndarray, k: int, hidden: np.ndarray | None) -> np.ndarray:
-        import faiss
+        faiss = _faiss()
 
         left = len(self) - (0 if hidden is None else len(hidden))
         count = min(self.more * k, left)
@@ -169,6 +169,12 @@ class FaissIndex:
         else:
             parameters = faiss.SearchParameters(**options)
         return np.asarray(self.graph.search(queries_SD, count, params=parameters)[1])
+
+
+def _faiss() -> Any:
+    import faiss
+
+    return faiss
 
 
 def _facts(index: DocumentIndex) -> Mapping[str, object]:
