@@ -14,7 +14,6 @@ Shapes: S queries, N rows, D dimensions, B rows of a block, C candidates of all 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -141,9 +140,8 @@ def _error_bound(part: Part, queries: Tensor, dtype: torch.dtype) -> tuple[Tenso
 
 def _float32_rounding(device: str) -> float:
     """How the process has allowed float32 products to round their inputs (TF32 and the like)."""
-    backends: Any = torch.backends  # its stubs lack what follows
-    backend = backends.cuda if device == "cuda" else backends.mkldnn
-    allowed = (backend.matmul.fp32_precision, backends.fp32_precision)
+    backend = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
+    allowed = (backend.matmul.fp32_precision, getattr(torch.backends, "fp32_precision", "none"))
     return max(_INPUT_ROUNDING.get(name, _INPUT_ROUNDING["bf16"]) for name in allowed)
 
 

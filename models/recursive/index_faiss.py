@@ -48,14 +48,14 @@ class FaissIndex:
         Raises:
             ValueError: a factory that faiss does not know, or that cannot leave out single documents.
         """
-        import faiss
+        faiss = _faiss()
 
         if not factory.startswith(("HNSW", "IVF", "Flat")):
             raise ValueError(
                 f"factory {factory!r} cannot leave out documents; use one that starts with HNSW, IVF, Flat"
             )
         try:
-            graph: Any = faiss.index_factory(index.dim, factory, faiss.METRIC_INNER_PRODUCT)
+            graph = faiss.index_factory(index.dim, factory, faiss.METRIC_INNER_PRODUCT)
         except RuntimeError as error:
             raise ValueError(
                 f"factory {factory!r} is not one that faiss knows, e.g. HNSW32 or IVF1024,SQfp16"
@@ -72,7 +72,7 @@ class FaissIndex:
 
     def save(self, folder: str | Path) -> Path:
         """Write what faiss built; the vectors stay where the exact index has them."""
-        import faiss
+        faiss = _faiss()
 
         with new_folder(Path(folder)) as written:
             faiss.write_index(self.graph, str(written / GRAPH))
@@ -91,7 +91,7 @@ class FaissIndex:
             IndexMismatchError: it was built from another index.
             ValueError: it is damaged.
         """
-        import faiss
+        faiss = _faiss()
 
         folder = Path(folder)
         if not (folder / MANIFEST).is_file():
@@ -152,9 +152,8 @@ class FaissIndex:
         return Found(*ranked(query, row, score, len(queries), k))
 
     def _candidates(self, queries_SD: np.ndarray, k: int, hidden: np.ndarray | None) -> np.ndarray:
-        import faiss as faiss_library
+        faiss = _faiss()
 
-        faiss: Any = faiss_library  # its stubs lack what follows
         left = len(self) - (0 if hidden is None else len(hidden))
         count = min(self.more * k, left)
         if count < 1:
@@ -170,6 +169,12 @@ class FaissIndex:
         else:
             parameters = faiss.SearchParameters(**options)
         return np.asarray(self.graph.search(queries_SD, count, params=parameters)[1])
+
+
+def _faiss() -> Any:
+    import faiss
+
+    return faiss
 
 
 def _facts(index: DocumentIndex) -> Mapping[str, object]:

@@ -185,13 +185,11 @@ class PrefixSession:
 
         if width == 0:
             return None
-        parts = []
+        parts: list[Tensor | None] = []
         for row in rows:
             kept = self._memories[row.owner].kept
-            if kept is None:
-                parts.append(None)
-            else:
-                parts.append(kept[:, :, :, torch.tensor(row.path, dtype=torch.long, device=kept.device)])
+            path = torch.tensor(row.path, dtype=torch.long, device=self.device)
+            parts.append(None if kept is None else kept[:, :, :, path])
         like = next(part for part in parts if part is not None)
         Y, _, G, _, E = like.shape
         together = like.new_zeros((len(rows), Y, 2, G, width, E))

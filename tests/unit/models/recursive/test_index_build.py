@@ -1,13 +1,15 @@
 """Indexes on disk: the same however they are built, interrupted or shared between processes."""
 
+import fcntl
 import json
 import multiprocessing
+import time
 
 import numpy as np
 import pytest
 
 from retrail.models.recursive.index import DocumentIndex, IndexMismatchError
-from retrail.models.recursive.index_build import BUILDING, SHARDS, build_index
+from retrail.models.recursive.index_build import BUILDERS, BUILDING, SHARDS, build_index
 
 TEXTS = [f"text {n % 17}" for n in range(50)]
 IDS = [f"d{n}" for n in range(50)]
@@ -131,6 +133,23 @@ def test_nobody_joins_while_another_still_encodes(tmp_path):
     late.join(60)
     assert late.exitcode == 0
     assert leftovers(tmp_path / "index") == ["ids.arrow", "manifest.json", "vectors.npy"]
+
+
+def test_shards_are_joined_when_the_last_builder_has_let_go(tmp_path):
+    folder = tmp_path / "index"
+    build(folder, rank=0, world=2)
+    with (folder / BUILDERS).open("w") as builder:
+        fcntl.flock(builder, fcntl.LOCK_SH)
+        last = multiprocessing.get_context("fork").Process(target=build, args=(folder,), kwargs={"rank": 1, "world": 2})
+        last.start()
+        while len(list((folder / SHARDS).glob("*.npy"))) < 7:
+            time.sleep(0.01)
+        last.join(0.5)
+        waits = last.is_alive() and not (folder / "manifest.json").exists()
+        fcntl.flock(builder, fcntl.LOCK_UN)  # the other process has this handle too
+    last.join(60)
+    assert waits
+    assert last.exitcode == 0 and len(DocumentIndex.open(folder)) == 50
 
 
 def test_other_ids_of_the_same_corpus_are_refused(tmp_path):

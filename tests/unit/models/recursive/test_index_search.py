@@ -127,6 +127,26 @@ def test_the_bound_holds_for_rounded_products(dtype):
     assert (worst_S > bound_S / 40).any()  # and is not so wide that it chooses nothing
 
 
+@pytest.mark.parametrize("side", ["query", "documents", "output"])
+def test_the_bound_holds_where_all_roundings_go_one_way(side):
+    """Each of its three parts has to be there: the others are 0 here, and D is small."""
+    even = np.full((1, 64), 0.125, np.float32)  # of length 1, exact in bfloat16
+    # Rounded down and up so that every change counts against a score of nearly 0.
+    uneven = even * np.repeat(np.float32([1 + 0.95 * 2**-8, -1 - 1.05 * 2**-8]), 32)
+    queries = {"query": uneven, "documents": even, "output": even}[side]
+    vectors = {"query": even, "documents": uneven, "output": even}[side].repeat(4096, axis=0)
+    if side == "output":
+        vectors[:, 0] = 0.1251220703125 - 0.125 / 32 + 0.0078125 * 0.99  # a score between two of bfloat16
+        vectors = torch.from_numpy(vectors).bfloat16().float().numpy()
+    part = coarse_pass.Part(torch.from_numpy(vectors), 0, 1.01)
+    queries = torch.from_numpy(queries).repeat(16, 1)
+    bound_S, share = coarse_pass._error_bound(part, queries, torch.bfloat16)
+    computed = coarse_pass._Products(part, queries.bfloat16(), 4096)(0, 4096).double()
+    off = (computed - queries.double() @ part.vectors_ND.double().T).abs()
+    assert off.max() > {"query": 2**-9, "documents": 2**-9, "output": 2**-12}[side]
+    assert (off <= bound_S[:, None] + share * computed.abs()).all()
+
+
 @pytest.mark.parametrize(("allowed", "factor"), [("tf32", 2**-11), ("bf16", 2**-8)])
 def test_float32_products_may_be_allowed_to_round(allowed, factor):
     """Training code often turns this on for the whole process."""
@@ -183,6 +203,13 @@ def test_ten_thousand_equal_documents_are_scored_once(monkeypatch):
         list(range(40)), list(range(9_990, 10_005)), list(range(10_000, 10_005)),
     ]  # fmt: skip
     assert sum(scored) <= 2 * 3
+
+
+def test_groups_of_equal_documents_with_one_score_are_in_the_order_of_the_corpus():
+    axes = np.eye(4, dtype=np.float32)[[0, 1, 1, 0, 2, 1, 0]]
+    query = np.float32([[0.6, 0.6, 0.5, 0.0]])
+    found = index_of(axes, devices=["cpu", "cpu"]).search(query, 5, excluded=[[2]])
+    assert found.rows_SK.tolist() == [[0, 1, 3, 5, 6]]
 
 
 def test_a_hash_that_two_vectors_share_loses_none(monkeypatch):
