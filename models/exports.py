@@ -32,11 +32,13 @@ class Export:
     @property
     def navigate(self) -> NavigateConfig:
         """Budgets that the retriever was exported with. Raises ExportError where this version knows no such budget."""
+        self.need("decision")
         return settings(NavigateConfig, self.manifest, "navigate", self.path / RETRIEVAL)
 
     @property
     def recurse(self) -> RecurseConfig:
         """How a state encoder was exported to search. Raises ExportError where this version knows no such settings."""
+        self.need("recursive")
         return settings(RecurseConfig, self.manifest, "recurse", self.path / RETRIEVAL)
 
     def need(self, family: str) -> None:

@@ -28,6 +28,7 @@ def run(run: WalksRun) -> int:
     from ..data_prep.task import Task
     from ..data_prep.walks import walk_of, walk_to_json, walks_header
     from ..eval.suites import sample_queries
+    from ..models.recursive.retriever import RecursiveRetriever
     from .systems import open_retriever
 
     target, unfinished = Path(run.to), Path(f"{run.to}.part")
@@ -42,6 +43,8 @@ def run(run: WalksRun) -> int:
             f"split={run.split}: no query of {run.data.path} has a relevant node, so none can be trained on"
         )
     retriever, description = open_retriever(run.retriever, corpus, run.navigate, run.device)
+    if isinstance(retriever, RecursiveRetriever):
+        raise ValueError(f"retriever={run.retriever} is a state encoder, which walks no levels; give a decision model")
     header = walks_header(corpus, description, split=run.split, depth=run.depth)
     done = {walk.query_id for walk in _resume(unfinished, header, corpus)}
     left = [query for query in queries if query.id not in done]

@@ -20,6 +20,7 @@ from retrail.scripts import eval as eval_command
 from retrail.scripts import export as export_command
 from retrail.scripts import search as search_command
 from retrail.scripts import train as train_command
+from retrail.scripts.cli import main
 from retrail.train.export import ExportCheckError
 from retrail.train.export_state import StateFacts, check_state_export, export_state
 
@@ -112,6 +113,33 @@ def test_measured_and_searched_by_commands(made, capsys):
     ]:
         assert search_command.main([*asked, wrong]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "message"),
+    [
+        ("calibrate", ["split=dev"], "holds a retriever of the family recursive; this takes one of decision"),
+        ("pools", ["split=dev"], "holds a retriever of the family recursive; this takes one of decision"),
+        ("static", [], "holds a retriever of the family recursive; this takes one of decision"),
+        ("serve", [], "holds a retriever of the family recursive; this takes one of decision"),
+        ("curve", ["split=dev"], "keeps no levels; a curve needs an exported decision model"),
+        ("walks", [], "is a state encoder, which walks no levels; give a decision model"),
+    ],
+)
+def test_commands_of_decision_models_refuse_it(made, tmp_path, capsys, command, more, message):
+    arguments = [f"retriever={made / 'export'}", *more]
+    arguments += {"static": [f"corpus={made / 'task'}", f"to={tmp_path / 'static'}"], "serve": ["port=0"]}.get(
+        command, [f"data.path={made / 'task'}"]
+    )
+    if command == "walks":
+        arguments.append(f"to={tmp_path / 'walks.jsonl'}")
+    assert main([command, *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_plan_refuses_it(capsys):
+    assert main(["plan", "experiment=state_tiny"]) == 2
+    assert "a plan knows decision models alone so far" in capsys.readouterr().err
 
 
 def test_damaged_exports_are_refused(made, tmp_path):
