@@ -170,8 +170,6 @@ class PlanRun(TrainRun):
 
     def __post_init__(self) -> None:
         TrainRun.__post_init__(self)
-        if self.family != "decision":
-            raise ValueError(f"family={self.family}: a plan knows decision models alone so far")
         check_positive("steps", self.steps)
         if not self.world_sizes or min(self.world_sizes) < 1:
             raise ValueError(f"world_sizes={self.world_sizes} must list at least one number, each 1 or more")

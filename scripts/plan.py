@@ -35,8 +35,11 @@ def run(run: PlanRun) -> int:
     """Build, count, draw, estimate, print.
 
     Raises:
-        ValueError: adapter.kind=qlora, whose 4-bit weights are made from real ones.
+        ValueError: a family that no plan is known for, or adapter.kind=qlora, whose 4-bit weights are made from real
+            ones.
     """
+    if run.family != "decision":
+        raise ValueError(f"family={run.family}: a plan knows decision models alone so far")
     if run.adapter.kind == "qlora":
         raise ValueError("adapter.kind=qlora: 4-bit weights cannot be made without the real ones; plan with lora")
     import torch

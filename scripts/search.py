@@ -54,7 +54,7 @@ def _watched(run: SearchRun, retriever: Retriever, corpus: Corpus, console: Cons
     numbers = count(1)
     if not isinstance(retriever, Navigator):
         found = retriever.search([run.query], k=run.k)
-        for step in found[0].trace:
+        for step in (step for hits in found for step in hits.trace):
             console.print(step_text(step, next(numbers), corpus=corpus), end="")
         return found
 

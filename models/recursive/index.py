@@ -295,7 +295,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
     if not file.is_file():
         what = "it holds no finished index" if folder.is_dir() else "there is no such folder"
-        raise FileNotFoundError(f"{folder}: {what}; a search with recurse.index=FOLDER, or build_index(folder=...), builds it")
+        raise FileNotFoundError(
+            f"{folder}: {what}; a search with recurse.index=FOLDER, or build_index(folder=...), builds it"
+        )
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -138,7 +138,7 @@ def test_commands_of_decision_models_refuse_it(made, tmp_path, capsys, command, 
 
 
 def test_a_plan_refuses_it(capsys):
-    assert main(["plan", "experiment=state_tiny"]) == 2
+    assert main(["plan", "experiment=state_tiny", "data.path=nowhere"]) == 2
     assert "a plan knows decision models alone so far" in capsys.readouterr().err
 
 

@@ -24,6 +24,14 @@ SMALL = ["experiment=decision_tiny", "adapter=lora", "runtime.threads=1", "loop.
 SMALL += ["optim.schedule=constant", "optim.warmup_ratio=0"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def float32():
+    """Exports open in float32 on any machine: in bfloat16, which some processors have, batches round too differently."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("retrail.models.backbone._cpu_has_bf16", lambda: False)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RETRAIL_TRACEBACK"):
