@@ -26,7 +26,7 @@ SMALL += ["optim.schedule=constant", "optim.warmup_ratio=0"]
 
 @pytest.fixture(scope="module", autouse=True)
 def float32():
-    """Exports open in float32 on any machine: in bfloat16, which some processors have, batches round too differently."""
+    """Exports open in float32 on any machine; in bfloat16, which some processors have, batches round differently."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("retrail.models.backbone._cpu_has_bf16", lambda: False)
         yield
