@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .config import PrepData
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from ..data_prep.chains import Chain
     from ..data_prep.corpus import Corpus, Node
     from ..data_prep.task import Task
     from ..data_prep.tree import Tree
@@ -129,8 +131,13 @@ def _corpus_folder(folder: Path) -> Path:
     return folder / "corpus" if (folder / "corpus").is_dir() else folder
 
 
+def _there(chain: Chain, corpus: Corpus) -> Chain:
+    """A chain without the distractors that were taken out of the corpus."""
+    return replace(chain, distractors=tuple(doc for doc in chain.distractors if doc in corpus))
+
+
 def _write(tree: Tree, folder: Path, out: Path) -> Task | Corpus:
-    """The tree, with the queries and judgements of `folder` where it is a task."""
+    """The tree, with queries, judgements, answers and chains of `folder` where it is a task."""
     from ..data_prep.corpus import Corpus
     from ..data_prep.files import new_folder
     from ..data_prep.task import Task, write_task
@@ -141,7 +148,14 @@ def _write(tree: Tree, folder: Path, out: Path) -> Task | Corpus:
     task = Task.open(folder)
     splits = {split: (task.queries(split), task.qrels(split)) for split in task.splits}
     source = {"dataset": task.name, "task_fingerprint": task.fingerprint, "encoder": tree.encoder}
+    answers = {split: found for split in task.splits if (found := task.answers(split))}
+    chains = {
+        split: {query: _there(chain, tree.corpus) for query, chain in found.items()}
+        for split in task.splits
+        if (found := task.chains(split))
+    }
+    more: dict[str, Any] = {"allow_dangling": True, "answers": answers or None, "chains": chains or None}
     with new_folder(out) as new:
-        write_task(new, name=task.name, corpus=tree.corpus, splits=splits, source=source, allow_dangling=True)
+        write_task(new, name=task.name, corpus=tree.corpus, splits=splits, source=source, **more)
         tree.write_groups(new / "corpus")
     return Task.open(out)

@@ -82,6 +82,22 @@ def test_bad_input(task, tmp_path, encoder, capsys, arguments, said):
     assert not (tmp_path / "x").exists()
 
 
+def test_chains_go_with_their_queries(tmp_path, encoder):
+    from state_toy import toy_multihop_task
+
+    from retrail.data_prep.task import Task
+
+    flat = toy_multihop_task(tmp_path / "flat")
+    assert run("data=tree", "data.groups=3", f"path={tmp_path / 'flat'}", f"out={tmp_path / 'tree'}") == 0
+    grouped = Task.open(tmp_path / "tree")
+    assert grouped.chains("train") == flat.chains("train") != {} and grouped.chains("dev") == flat.chains("dev")
+    gone = flat.chains("train")["q1"].distractors[0]
+    update = ["data=update", f"data.remove=[{gone}]", f"path={tmp_path / 'tree'}", f"out={tmp_path / 'less'}"]
+    assert run(*update) == 0
+    left = Task.open(tmp_path / "less").chains("train")["q1"]
+    assert gone not in left.distractors and left.gold == flat.chains("train")["q1"].gold
+
+
 def test_markdown_is_searchable(tmp_path, capsys):
     from retrail.models.load import open_corpus
 
