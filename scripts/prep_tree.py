@@ -148,11 +148,11 @@ def _write(tree: Tree, folder: Path, out: Path) -> Task | Corpus:
     task = Task.open(folder)
     splits = {split: (task.queries(split), task.qrels(split)) for split in task.splits}
     source = {"dataset": task.name, "task_fingerprint": task.fingerprint, "encoder": tree.encoder}
-    answers = {split: found for split in task.splits if (found := task.answers(split))}
+    answers = {split: known for split in task.splits if (known := task.answers(split))}
     chains = {
-        split: {query: _there(chain, tree.corpus) for query, chain in found.items()}
+        split: {query: _there(chain, tree.corpus) for query, chain in needed.items()}
         for split in task.splits
-        if (found := task.chains(split))
+        if (needed := task.chains(split))
     }
     more: dict[str, Any] = {"allow_dangling": True, "answers": answers or None, "chains": chains or None}
     with new_folder(out) as new:
