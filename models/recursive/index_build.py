@@ -117,7 +117,7 @@ def _start(folder: Path, facts: Mapping[str, Any], shard_size: int) -> bool:
 
 def _refuse(facts: Mapping[str, Any], stored: Mapping[str, Any], folder: Path) -> None:
     for name, wanted in facts.items():
-        refuse_other(name, stored[name], wanted, folder)
+        refuse_other(name, stored.get(name), wanted, folder)
 
 
 def _write_shard(
