@@ -221,12 +221,16 @@ class RecursiveRetriever:
         chosen = self._index(index)
         readout = self.readout if readout is None else make_readout(readout)
         traversals = self.with_views(traversals, readout.views, chosen)
-        tools = _Tools(self.encoder, chosen)
-        rankings = rank_all(readout, traversals, tools)
-        return [
-            _hits(ranking, traversal, chosen, k, tools.costs.get(n, Cost()))
-            for n, (ranking, traversal) in enumerate(zip(rankings, traversals, strict=True))
-        ]
+        hits: list[Hits] = []
+        for start in range(0, len(traversals), self.batch_size):
+            part = traversals[start : start + self.batch_size]
+            tools = _Tools(self.encoder, chosen)  # its session remembers states for as long as it lives
+            rankings = rank_all(readout, part, tools)
+            hits += [
+                _hits(ranking, traversal, chosen, k, tools.costs.get(n, Cost()))
+                for n, (ranking, traversal) in enumerate(zip(rankings, part, strict=True))
+            ]
+        return hits
 
     def with_views(
         self, traversals: Sequence[Traversal], names: Sequence[str], index: SearchIndex | None = None
@@ -261,7 +265,7 @@ class RecursiveRetriever:
         )
 
     def _index(self, index: SearchIndex | None) -> SearchIndex:
-        chosen = index or self.index
+        chosen = self.index if index is None else index  # an empty index is one, and false
         if chosen is None:
             raise ValueError("there is no index to search: call build_index(documents) first, or hand one in")
         return chosen

@@ -123,6 +123,32 @@ def test_assembly_by_its_rule():
     assert len(retriever.search(["q"], k=40, readout=tiny)[0]) == len(base.ids)
 
 
+def test_no_session_of_a_readout_remembers_more_than_a_batch():
+    retriever = built(batch_size=2)
+    queries = list("abcde")
+    traversals = retriever.traverse(queries)
+    whole = built(batch_size=5).search(queries, readout="assembly")
+    sessions = []
+
+    def session():
+        sessions.append(seen := set())
+        made = HashEncoder().session()
+        plain = made.encode
+
+        def encode(states, owners):
+            seen.update(state.query for state in states)
+            return plain(states, owners)
+
+        made.encode = encode
+        return made
+
+    retriever.encoder.session = session
+    hits = retriever.read(traversals, "assembly")
+    assert [h.ids for h in hits] == [h.ids for h in whole]
+    assert [h.cost.prompt_tokens for h in hits] == [h.cost.prompt_tokens for h in whole]
+    assert [sorted(seen) for seen in sessions] == [["a", "b"], ["c", "d"], ["e"]]
+
+
 @pytest.mark.parametrize("lam", [0.8, 1.0, 0.0])
 def test_root_interpolation_by_its_rule(lam):
     retriever = built()
@@ -187,6 +213,14 @@ def test_small_corpora():
         [hits] = retriever.search(["q"], k=10)
         assert len(hits) == count
     assert retriever.search([]) == []
+
+
+def test_an_empty_index_is_searched_where_it_is_asked_for():
+    retriever = built()
+    last = retriever.index
+    empty = retriever.build_index({})
+    retriever.index = last
+    assert len(retriever.search(["q"], empty)[0]) == 0 and len(retriever.search(["q"])[0]) > 0
 
 
 def test_instructions_are_those_of_each_query():
