@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,14 +76,19 @@ def read_export(path: str | Path) -> Export:
 
 def refuse_mismatch(stored: Mapping[str, Any], now: Mapping[str, Any], where: Path) -> None:
     """Raise ExportError that names the first key that differs, and both values, unless the two contracts are equal."""
+    for key, before, here in differences(stored, now):
+        raise ExportError(
+            f"{where}: {key} was {before} when the model was trained and is {here} here. Inference would show the "
+            "model other tokens than training did: use the version that exported it, or export again"
+        )
+
+
+def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Keys of nested tables, joined by dots and in order, whose values differ, and both values (None: not there)."""
     before, here = flat(stored), flat(now)
     for key in sorted(before.keys() | here.keys()):
         if before.get(key) != here.get(key):
-            raise ExportError(
-                f"{where}: {key} was {before.get(key)} when the model was trained and is {here.get(key)} here. "
-                "Inference would show the model other tokens than training did: use the version that exported it, or "
-                "export again"
-            )
+            yield key, before.get(key), here.get(key)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -4,73 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# Keys that say where something came from; the same model may lie in another folder.
-INFORMATIVE = ("source",)
-# What the vectors of documents depend on; the rest concerns states, so that an index serves other prompts as well.
-DOCUMENT_KEYS = (
-    "format",
-    "kind",
-    "dtype",
-    "dim",
-    "pooling",
-    "normalise",
-    "begin_tokens",
-    "end_token",
-    "tokenizer",
-    "max_document_tokens",
-    "document_prompt",
-    "modules",
-    "weights",
-)
+# What the vectors of states alone depend on, and where a model lies: an index serves other prompts and folders as well.
+NOT_OF_DOCUMENTS = ("source", "max_state_tokens", "query_cut", "renderer", "prompts_sha256", "prompts")
 _SAMPLED = 4096
-_NOTHING = object()
 
 
 def document_part(contract: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a contract the vectors of documents depend on."""
-    return {key: value for key, value in contract.items() if key in DOCUMENT_KEYS}
-
-
-def check_contract(stored: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
-    """Refuse vectors or checkpoints of another contract.
-
-    Args:
-        stored: the contract that was kept, for instance by an index (`document_part`).
-        now: the contract of the encoder at hand.
-        where: whose contract `stored` is, such as `index runs/a/index`; begins the message.
-
-    Raises:
-        ValueError: they differ; names the first key that does, and both values.
-    """
-    then, current = dict(_flat(stored)), dict(_flat(now))
-    for key in (*then, *(key for key in current if key not in then)):
-        before, after = then.get(key, _NOTHING), current.get(key, _NOTHING)
-        if before != after:
-            raise ValueError(
-                f"{where} was made with {key}={_shown(before)}, but the encoder has {key}={_shown(after)}: vectors of "
-                "the two do not compare; use the encoder that it was made with, or make it again with this one"
-            )
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in values.items():
-        if not prefix and key in INFORMATIVE:
-            continue
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            # As JSON has it, where a tuple becomes a list.
-            yield f"{prefix}{key}", json.loads(json.dumps(value))
-
-
-def _shown(value: object) -> str:
-    return "(not there)" if value is _NOTHING else json.dumps(value, ensure_ascii=False)
+    """What of an encoder's contract the vectors of documents depend on, as it looks after a file."""
+    kept = {key: value for key, value in contract.items() if key not in NOT_OF_DOCUMENTS}
+    stored: dict[str, Any] = json.loads(json.dumps(kept))
+    return stored
 
 
 def weights_fingerprint(parameters: Iterable[tuple[str, Tensor]]) -> str:

@@ -20,9 +20,10 @@ import pyarrow as pa
 import torch
 
 from ...data_prep.files import new_file, new_folder, sha256_file
-from ..exports import flat
+from ..exports import differences
 from ..protocols import StateEncoder
 from .coarse_pass import Part
+from .contract import document_part
 from .duplicates import Groups, find_groups
 from .exact_search import Found, search_exact
 
@@ -46,7 +47,7 @@ class DocumentIndex:
 
     Attributes:
         ids: the documents' ids, all `str` or all `int`.
-        contract: that of the encoder that made the vectors.
+        contract: that of the encoder that made the vectors, as far as documents go (`contract.document_part`).
         corpus: fingerprint of the corpus ("": not known).
         dtype: `float32`, `float16` or `bfloat16`, as stored; halving it rounds scores to about 3 or 2 digits.
 
@@ -95,7 +96,7 @@ class DocumentIndex:
         place = {text: n for n, text in enumerate(distinct)}
         vectors = encoder.encode_documents(distinct, progress=progress)[[place[text] for text in texts]]
         stored = torch.from_numpy(np.ascontiguousarray(vectors)).reshape(len(texts), encoder.dim).to(dtype_of(dtype))
-        return cls(ids, stored, contract=encoder.contract, corpus=corpus, devices=devices)
+        return cls(ids, stored, contract=document_part(encoder.contract), corpus=corpus, devices=devices)
 
     @classmethod
     def open(
@@ -109,6 +110,8 @@ class DocumentIndex:
     ) -> Self:
         """From a folder, memory-mapped; `contract`, `corpus` and `dtype` are what it has to be of (None: anything).
 
+        contract: an encoder's, whole; what concerns states alone is not compared.
+
         Raises:
             FileNotFoundError: there is no index.
             IndexMismatchError: it is of something else.
@@ -116,6 +119,7 @@ class DocumentIndex:
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
+        contract = None if contract is None else document_part(contract)
         for name, wanted in (("contract", contract), ("corpus", corpus), ("dtype", dtype)):
             if wanted is not None:
                 refuse_other(name, manifest[name], wanted, folder)
@@ -333,18 +337,14 @@ def fingerprint(ids: Sequence[DocId]) -> str:
     return digest.hexdigest()
 
 
-def refuse_other(name: str, stored: Any, wanted: Any, where: Path) -> None:
+def refuse_other(name: str, stored: Any, wanted: Any, where: Path | str) -> None:
     """Raise IndexMismatchError that names the first part that differs, and both values, unless both are equal."""
     wanted = json.loads(json.dumps(wanted))  # as it looks after a file
-    before = flat(stored) if isinstance(stored, Mapping) else {"": stored}
-    here = flat(wanted) if isinstance(wanted, Mapping) else {"": wanted}
-    for key in sorted(before.keys() | here.keys()):
-        if before.get(key) != here.get(key):
-            what = f"{name}.{key}" if key else name
-            raise IndexMismatchError(
-                f"{where}: {what} was {before.get(key)!r} when the index was built and is {here.get(key)!r} here; "
-                "build the index again, or use the encoder and corpus that it was built with"
-            )
+    for key, before, here in differences({name: stored}, {name: wanted}):
+        raise IndexMismatchError(
+            f"{where}: {key} was {before!r} when the index was built and is {here!r} here; build the index again, or "
+            "use the encoder and corpus that it was built with"
+        )
 
 
 def _spread(vectors_ND: torch.Tensor, devices: Sequence[str]) -> list[Part]:

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from ...data_prep.files import new_file
 from ..protocols import StateEncoder
+from .contract import document_part
 from .index import (
     MANIFEST,
     VECTORS,
@@ -67,7 +68,7 @@ def build_index(
     folder = Path(folder)
     ids = checked_ids(ids)
     facts = {
-        "contract": json.loads(json.dumps(encoder.contract)), "corpus": corpus, "dtype": dtype, "dim": encoder.dim,
+        "contract": document_part(encoder.contract), "corpus": corpus, "dtype": dtype, "dim": encoder.dim,
         "count": len(ids), "ids": fingerprint(ids),
     }  # fmt: skip
     kind = dtype_of(dtype)

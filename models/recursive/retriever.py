@@ -13,8 +13,9 @@ from ...data_prep.corpus import Corpus
 from ...data_prep.hits import Cost, Hits, Step, Trace
 from ..config import RecurseConfig, check_positive
 from ..protocols import State, StateEncoder
+from .contract import document_part
 from .engine import Engine, Request
-from .index import DocId, DocumentIndex, Found
+from .index import DocId, DocumentIndex, Found, refuse_other
 from .index_build import build_index
 from .readouts.base import Ranking, Readout, rank_all
 from .readouts.registry import make_readout
@@ -153,6 +154,7 @@ class RecursiveRetriever:
 
         Raises:
             ValueError: no index, k below 1, or a readout that is not defined for the search.
+            IndexMismatchError: another encoder made the index.
             KeyError: an excluded id that the index lacks.
         """
         check_positive("k", k)
@@ -193,10 +195,16 @@ class RecursiveRetriever:
         """Search, and keep all that any readout needs (`read`); `save_traversals` writes it down.
 
         ranges: record each state's least and greatest score over the whole corpus, for readouts by min-max scores.
+
+        Raises:
+            IndexMismatchError: another encoder made the index.
         """
         if isinstance(queries, str):
             raise TypeError("queries must be a sequence; put a single query in a list")
         chosen = self._index(index)
+        if chosen.vectors.contract:
+            made_by = document_part(self.encoder.contract)
+            refuse_other("contract", chosen.vectors.contract, made_by, "the index that is searched")
         words = [instruction] * len(queries) if instruction is None or isinstance(instruction, str) else instruction
         hidden: Sequence[Sequence[DocId]] = [()] * len(queries) if excluded is None else excluded
         for name, values in (("instruction", words), ("excluded", hidden)):
@@ -250,7 +258,8 @@ class RecursiveRetriever:
     def description(self) -> str:
         """What tells this retriever from another, for logs and for resuming an evaluation."""
         own = f"{self.strategy}, {self.readout}, role={self.role}, K={self.candidate_k}, tau={self.temperature}"
-        return f"RecursiveRetriever({own}, {self._index(None).identity})"
+        encoder = {key: value for key, value in self.encoder.contract.items() if key != "source"}
+        return f"RecursiveRetriever({own}, {self._index(None).identity}, {encoder})"
 
     def _engine(self, index: SearchIndex) -> Engine:
         return Engine(

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...data_prep.files import new_file
 from ...data_prep.hits import Cost
+from ..exports import differences
 from .index import IndexMismatchError
 from .traversal import Proposal, StateRecord, Traversal
 
@@ -74,13 +75,10 @@ def read_traversals(path: str | Path, *, index: Mapping[str, object] | None = No
     if (head.get("format"), head.get("version")) != (FORMAT, FORMAT_VERSION):
         raise ValueError(f"{path}: no {FORMAT} of version {FORMAT_VERSION}")
     if index is not None:
-        wanted = json.loads(json.dumps(index))
-        for key in sorted(head["index"].keys() | wanted.keys()):
-            if head["index"].get(key) != wanted.get(key):
-                raise IndexMismatchError(
-                    f"{path}: {key} of the index was {head['index'].get(key)!r} when it was searched and is "
-                    f"{wanted.get(key)!r} here; search again"
-                )
+        for key, before, here in differences(head["index"], json.loads(json.dumps(index))):
+            raise IndexMismatchError(
+                f"{path}: {key} of the index was {before!r} when it was searched and is {here!r} here; search again"
+            )
     return _assemble(head, arrays)
 
 

@@ -188,6 +188,22 @@ def test_a_folder_is_opened_again_and_refused_for_others(tmp_path):
         RecursiveRetriever(HashEncoder(8)).build_index(DOCUMENTS, folder=tmp_path / "index", dtype="float16")
 
 
+def test_an_index_serves_other_prompts_and_folders_but_no_other_encoder(tmp_path):
+    first, again = RecursiveRetriever(HashEncoder()), RecursiveRetriever(HashEncoder())
+    first.encoder.contract |= {"source": "runs/a", "prompts": {"wrap": "keep"}, "max_state_tokens": 99}
+    again.encoder.contract |= {"source": "/data/runs/a", "prompts": {"wrap": "lines"}, "max_state_tokens": 9}
+    index = first.build_index(DOCUMENTS)
+    first.build_index(DOCUMENTS, folder=tmp_path / "index")
+    again.build_index(DOCUMENTS, folder=tmp_path / "index")
+    assert again.search(["q"], index)[0].ids == again.search(["q"])[0].ids
+    assert first.description != again.description
+    again.encoder.contract |= {"weights": "others"}
+    with pytest.raises(IndexMismatchError, match="contract.weights was None .* is 'others' here"):
+        again.build_index(DOCUMENTS, folder=tmp_path / "index")
+    with pytest.raises(IndexMismatchError, match="the index that is searched: contract.weights was None"):
+        again.search(["q"], index)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

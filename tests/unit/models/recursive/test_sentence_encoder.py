@@ -8,7 +8,8 @@ import torch
 from qwen_like import END, qwen_like_tokenizer
 
 from retrail.models.protocols import State, StateEncoder
-from retrail.models.recursive.contract import check_contract
+from retrail.models.recursive.contract import document_part
+from retrail.models.recursive.index import refuse_other
 from retrail.models.recursive.prompts import preset
 
 if find_spec("sentence_transformers") is None:
@@ -134,7 +135,7 @@ def test_what_is_not_understood_goes_through_sentence_transformers(tmp_path):
         assert np.abs(found.vectors_SD - rival(made, ["q?", "q?\na."])).max() < 2e-6
         with pytest.raises(ValueError, match="is tokenised by sentence-transformers itself"):
             made.tokens(State("q"))
-        check_contract(made.contract, made.contract, "index")
+        refuse_other("contract", made.contract, made.contract, "index")
         assert made.encode_documents([]).shape == made.encode([]).vectors_SD.shape == (0, made.dim)
     # Where tokens can be counted, a long state still gives up its oldest observation.
     [notes] = made.encode([State("q", ("o" * 90, "n"), "continuation")]).notes
@@ -145,14 +146,14 @@ def test_the_contract_tells_models_apart(tmp_path):
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     first = SentenceEncoder(write_folder(tmp_path / "a"), device="cpu")
     again = SentenceEncoder(write_folder(tmp_path / "b"), device="cpu")
-    check_contract(first.contract, again.contract, "index")  # the same model in another folder
+    assert document_part(first.contract) == document_part(again.contract)  # the same model in another folder
     with torch.no_grad():
         again.model[0].model.embeddings.word_embeddings.weight.add_(0.01)
-    with pytest.raises(ValueError, match="was made with weights="):
-        check_contract(first.contract, again.contract, "index")
+    with pytest.raises(ValueError, match="contract.weights was"):
+        refuse_other("contract", document_part(first.contract), document_part(again.contract), "index")
     again.model[1].pooling_mode = "cls"
-    with pytest.raises(ValueError, match='was made with modules=.*"mean".*"cls"'):
-        check_contract(first.contract, again.contract, "index")
+    with pytest.raises(ValueError, match="contract.modules was .*'mean'.* is .*'cls'.* here"):
+        refuse_other("contract", document_part(first.contract), document_part(again.contract), "index")
 
 
 def test_a_bad_vector_is_named(tmp_path):
