@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -55,7 +56,11 @@ class _New:
     logp: float
 
 
-_Batch = Generator[_Ask, tuple[Found, float], list[Traversal]]
+_Q = TypeVar("_Q")
+_R = TypeVar("_R")
+# It is sent (Found, seconds) of what it asked for, and returns one result a query.
+_Batch = Generator[_Ask, Any, list[_R]]
+_Begin = Callable[[Sequence[_Q], int], _Batch[_R]]
 
 
 class Engine:
@@ -99,10 +104,8 @@ class Engine:
         """One traversal a request, in their order. ranges: record each state's least and greatest score."""
         session = self.encoder.session()
         ranges = ranges or (isinstance(search, TreeSearch) and search.path_score == "minmax")
-        parts = [requests[start : start + self.batch_size] for start in range(0, len(requests), self.batch_size)]
-        starts = [start for start in range(0, len(requests), self.batch_size)]
-        batches = [self._batch(part, start, search, session) for part, start in zip(parts, starts, strict=True)]
-        return self._drive(batches, [len(part) for part in parts], ranges, progress, "search")
+        begin = lambda part, first: self._batch(part, first, search, session)  # noqa: E731
+        return self._drive(requests, begin, ranges, progress)
 
     def form_view(self, traversals: Sequence[Traversal], role: str = "recovery_view") -> list[tuple[StateRecord, ...]]:
         """The states of every proposal's path, also of the deepest and the pruned ones, under another role.
@@ -111,43 +114,35 @@ class Engine:
         parent's; it has candidates and ranges of its own, and never changes the search.
         """
         session = self.encoder.session()
-        parts = [traversals[start : start + self.batch_size] for start in range(0, len(traversals), self.batch_size)]
-        starts = [start for start in range(0, len(traversals), self.batch_size)]
-        batches = [self._view(part, start, role, session) for part, start in zip(parts, starts, strict=True)]
-        return self._drive(batches, [len(part) for part in parts], True, False, role)
+        return self._drive(traversals, lambda part, first: self._view(part, first, role, session), ranges=True)
 
-    def _drive(self, batches: Sequence, sizes: Sequence[int], ranges: bool, progress: bool, what: str) -> list:  # type: ignore[type-arg]
-        """Run generators of batches, `inflight` at a time, their index searches in a thread."""
-        results: list[list] = [[] for _ in batches]  # type: ignore[type-arg]
+    def _drive(self, queries: Sequence[_Q], begin: _Begin[_Q, _R], ranges: bool, progress: bool = False) -> list[_R]:
+        """Run the batches that `begin` makes of queries and of the number of the first, `inflight` at a time.
+
+        Their index searches run in a thread. One result a query.
+        """
+        starts = range(0, len(queries), self.batch_size)
+        batches = [begin(queries[start : start + self.batch_size], start) for start in starts]
+        results: list[list[_R]] = [[] for _ in batches]
+        upcoming = deque(range(len(batches)))
         waiting: deque[tuple[int, Future[tuple[Found, float]]]] = deque()
-        upcoming = iter(enumerate(batches))
         with (
             ThreadPoolExecutor(1, thread_name_prefix="index") as thread,
-            tqdm(total=sum(sizes), desc=what, unit="query", disable=not progress) as bar,
+            tqdm(total=len(queries), desc="search", unit="query", disable=not progress) as bar,
         ):
-
-            def step(n: int, answer: tuple[Found, float] | None) -> None:
+            while upcoming or waiting:
+                if upcoming and len(waiting) < self.inflight:
+                    n, answer = upcoming.popleft(), None
+                else:
+                    n, future = waiting.popleft()
+                    answer = future.result()
                 try:
                     ask = batches[n].send(answer)
                 except StopIteration as end:
                     results[n] = end.value
-                    bar.update(sizes[n])
+                    bar.update(len(results[n]))
                 else:
                     waiting.append((n, thread.submit(self._look_up, ask, ranges)))
-
-            def begin() -> Iterator[None]:
-                for n, _ in upcoming:
-                    step(n, None)
-                    yield
-
-            fresh = begin()
-            while True:
-                while len(waiting) < self.inflight and next(fresh, "end") != "end":
-                    pass
-                if not waiting:
-                    break
-                n, future = waiting.popleft()
-                step(n, future.result())
         return [result for batch in results for result in batch]
 
     def _look_up(self, ask: _Ask, ranges: bool) -> tuple[Found, float]:
@@ -156,7 +151,9 @@ class Engine:
         found = self.index.search(ask.vectors_SD, self.candidate_k, excluded=hidden, ranges=ranges)
         return found, time.perf_counter() - start
 
-    def _batch(self, requests: Sequence[Request], first: int, search: Search, session: EncoderSession) -> _Batch:
+    def _batch(
+        self, requests: Sequence[Request], first: int, search: Search, session: EncoderSession
+    ) -> _Batch[Traversal]:
         started = time.perf_counter()
         growths = [Growth(self.temperature, used=set(request.excluded)) for request in requests]
         notes: list[list[str]] = [[] for _ in requests]
@@ -223,7 +220,7 @@ class Engine:
 
     def _view(
         self, traversals: Sequence[Traversal], first: int, role: str, session: EncoderSession
-    ) -> Generator[_Ask, tuple[Found, float], list[tuple[StateRecord, ...]]]:
+    ) -> _Batch[tuple[StateRecord, ...]]:
         growths = [Growth(self.temperature) for _ in traversals]
         new = []
         for n, traversal in enumerate(traversals):
