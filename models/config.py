@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +12,27 @@ def check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise ValueError that names the key, the value and the choices unless `value` is one of them."""
     if value not in choices:
         raise ValueError(f"{key}={value!r} is not a choice; use one of: {', '.join(choices)}")
+
+
+def make_named(key: str, makers: Mapping[str, Any], made: str | Any, options: Mapping[str, Any] | None) -> Any:
+    """What one of `makers` makes with these options, by its name; or `made` itself where it is no name.
+
+    Raises:
+        ValueError: an unknown name or option, or one that is missing; lists those that exist.
+    """
+    if not isinstance(made, str):
+        if options:
+            raise ValueError(f"options {dict(options)} belong to a {key} that is named, not to {made}")
+        return made
+    check_choice(key, made, tuple(makers))
+    given, known = dict(options or {}), inspect.signature(makers[made]).parameters
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{key}={made} has no option {name!r}; it has: {', '.join(known) or 'none'}")
+    missing = [name for name, option in known.items() if option.default is option.empty and name not in given]
+    if missing:
+        raise ValueError(f"{key}={made} also needs: {', '.join(missing)}")
+    return makers[made](**given)
 
 
 def check_positive(key: str, value: float | None) -> None:

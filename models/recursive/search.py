@@ -8,10 +8,10 @@ selections are proposals, and are not encoded).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from ..config import check_choice
+from ..config import check_choice, make_named
 
 DEDUP = ("level", "none", "sequential")
 PATH_SCORES = ("raw", "minmax")
@@ -117,24 +117,24 @@ def dense() -> TreeSearch:
     return TreeSearch(depth=1, branching=0)
 
 
-def chain(depth: int = 4, **options: Any) -> TreeSearch:
+def chain(depth: int = 4, *, dedup: str = "level", path_score: str = "raw") -> TreeSearch:
     """As in MDR's and GRITHopper's greedy form: each state observes the best new document of the one before."""
-    return TreeSearch(depth=depth, branching=1, **options)
+    return TreeSearch(depth=depth, branching=1, dedup=dedup, path_score=path_score)
 
 
-def breadth(documents: int = 8, **options: Any) -> TreeSearch:
+def breadth(documents: int = 8, *, dedup: str = "level", path_score: str = "raw") -> TreeSearch:
     """RDR(2, m): the root, and m states that each observe one of its first m documents."""
-    return TreeSearch(depth=2, branching=documents, **options)
+    return TreeSearch(depth=2, branching=documents, dedup=dedup, path_score=path_score)
 
 
-def beam(width: int = 5, depth: int = 4, **options: Any) -> TreeSearch:
+def beam(width: int = 5, depth: int = 4, *, dedup: str = "level", path_score: str = "raw") -> TreeSearch:
     """As in MDR and BeamDR: the `width` best paths of each level go on; at most 1 + (depth - 1) * width states."""
-    return TreeSearch(depth=depth, branching=width, root_branching=width, beam=width, **options)
+    return TreeSearch(depth, width, root_branching=width, beam=width, dedup=dedup, path_score=path_score)
 
 
-def doc_as_query(depth: int = 4, branching: int = 3, **options: Any) -> TreeSearch:
+def doc_as_query(depth: int = 4, branching: int = 3, *, dedup: str = "level", path_score: str = "raw") -> TreeSearch:
     """As in COR: a selected document's own vector is the next query; the encoder reads the root alone."""
-    return TreeSearch(depth=depth, branching=branching, observe="document", **options)
+    return TreeSearch(depth, branching, dedup=dedup, path_score=path_score, observe="document")
 
 
 SEARCHES = {
@@ -156,27 +156,8 @@ def make_search(search: str | Search, options: Mapping[str, Any] | None = None) 
     Raises:
         ValueError: an unknown name or option; lists those that exist.
     """
-    if not isinstance(search, str):
-        if options:
-            raise ValueError(f"options {dict(options)} belong to a search that is named, not to {search}")
-        return search
-    check_choice("search", search, tuple(SEARCHES))
-    make: Any = SEARCHES[search]
-    known = option_names(make)
-    for name in options or {}:
-        if name not in known:
-            raise ValueError(f"search={search} has no option {name!r}; it has: {', '.join(known) or 'none'}")
-    made: Search = make(**dict(options or {}))
+    made: Search = make_named("search", SEARCHES, search, options)
     return made
-
-
-def option_names(make: Any) -> list[str]:
-    """What a search can be told; options that a function passes on are those of the tree, less what it sets itself."""
-    if isinstance(make, type):
-        return [item.name for item in fields(make)]
-    own = list(make.__annotations__)
-    own = [name for name in own if name not in ("return", "options")]
-    return own + (["dedup", "path_score"] if "options" in make.__annotations__ else [])
 
 
 def least(**bounds: tuple[int | None, int]) -> None:

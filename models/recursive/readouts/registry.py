@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from ...config import check_choice
+from ...config import make_named
 from .base import Readout
 from .fusion import RRF, Borda, PostOrderRRF
 from .global_readout import CombMNZ, GlobalReadout, MaxOverStates, combsum, recovery_view_readout
@@ -63,22 +62,12 @@ def make_readout(readout: str | Readout, options: Mapping[str, Any] | None = Non
     Raises:
         ValueError: an unknown name or option; lists those that exist.
     """
-    if not isinstance(readout, str):
-        if options:
-            raise ValueError(f"options {dict(options)} belong to a readout that is named, not to {readout}")
-        return readout
-    check_choice("readout", readout, tuple(READOUTS))
-    make, given = READOUTS[readout], dict(options or {})
-    known = list(inspect.signature(make).parameters)
-    for name, value in given.items():
-        if name not in known:
-            raise ValueError(f"readout={readout} has no option {name!r}; it has: {', '.join(known) or 'none'}")
-        if name in _NESTED:
-            given[name] = tuple(map(make_readout, value)) if _NESTED[name] else make_readout(value)
-        elif isinstance(value, list):
-            given[name] = tuple(value)
-    missing = [n for n, p in inspect.signature(make).parameters.items() if p.default is p.empty and n not in given]
-    if missing:
-        raise ValueError(f"readout={readout} also needs: {', '.join(missing)}")
-    made: Readout = make(**given)
+    given = {name: _opened(name, value) for name, value in (options or {}).items()}
+    made: Readout = make_named("readout", READOUTS, readout, given)
     return made
+
+
+def _opened(name: str, value: Any) -> Any:
+    if name in _NESTED:
+        return tuple(map(make_readout, value)) if _NESTED[name] else make_readout(value)
+    return tuple(value) if isinstance(value, list) else value
