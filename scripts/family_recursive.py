@@ -47,7 +47,7 @@ class RecursiveFamily:
         encoder = LocalEncoder(
             backbone, tokenizer, run.encoder, open_prompts(run.encoder.prompts), source=run.model.path
         )
-        return Built(StateModel(backbone), encoder, str(backbone.dtype))
+        return Built(StateModel(encoder), encoder, str(backbone.dtype))
 
     def objective(self, run: TrainRun, task: Task, built: Built) -> tuple[Objective, dict[str, str]]:
         """Chains where the data set has them, else one row a query and relevant document."""

@@ -4,14 +4,14 @@ The states of one chain begin alike (head, first documents ...), so their token 
 beginnings: what they share is computed once, and each ends in its own end token. It is the tokens that are compared,
 not the texts: punctuation before a new line is another token than at an end.
 
-Shapes: C rows (chains), L longest tree, S states, M documents, T longest document, H hidden size.
+Shapes: C rows (chains), L longest tree, S states, M documents, T longest document, H hidden size, D kept of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from ..prefix_tree import PrefixTree
 from ..tree_attention import tree_mask
 from .pooling import decoder_of, finish, pad
+
+if TYPE_CHECKING:
+    from .encoder import LocalEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +76,31 @@ class StateBatch:
 class StateModel(nn.Module):
     """Unit vectors of states and documents: the state of their end token, scaled to length 1, float32."""
 
-    def __init__(self, backbone: Any) -> None:
-        """`backbone`: a causal LM, or its decoder; LoRA may be on it."""
+    def __init__(self, encoder: LocalEncoder) -> None:
+        """The network of an encoder, whose vectors it gives; LoRA may be on it.
+
+        Raises:
+            ValueError: the encoder makes vectors from more than the state of the end token, or does not scale them.
+        """
         super().__init__()
-        self.backbone = backbone
+        config = encoder.config
+        for key, value, wanted in (
+            ("encoder.pooling", config.pooling, "last"),
+            ("encoder.normalise", config.normalise, True),
+        ):
+            if value != wanted:
+                raise ValueError(
+                    f"{key}={value} cannot be trained: vectors of training are unit end states; set it to {wanted}"
+                )
+        if not encoder.causal:
+            raise ValueError(
+                f"model.path={encoder.source} attends in both directions, so that states of one chain cannot share a "
+                "row; train a causal model"
+            )
+        self.backbone, self.dimensions = encoder.backbone, config.dimensions
 
     def forward(self, batch: StateBatch) -> tuple[Tensor, Tensor]:
-        """(states (S, H), documents (M, H))."""
+        """(states (S, D), documents (M, D)), D the encoder's `dimensions`, or H."""
         decoder = decoder_of(self.backbone)
         tree_CLH = decoder(
             input_ids=batch.tree_CL,
@@ -87,13 +108,13 @@ class StateModel(nn.Module):
             attention_mask=tree_mask(self.backbone, batch.until_CL),
             use_cache=False,
         ).last_hidden_state
-        states_SH = finish(tree_CLH[batch.state_row_S, batch.state_place_S])
+        states_SD = finish(tree_CLH[batch.state_row_S, batch.state_place_S], self.dimensions)
         if len(batch.docs_MT) == 0:
-            return states_SH, states_SH.new_zeros((0, states_SH.shape[1]))
+            return states_SD, states_SD.new_zeros((0, states_SD.shape[1]))
         # Padding stands on the right and attention is causal: no real token sees it.
         docs_MTH = decoder(input_ids=batch.docs_MT, use_cache=False).last_hidden_state
         last = docs_MTH[torch.arange(len(batch.doc_len_M), device=docs_MTH.device), batch.doc_len_M - 1]
-        return states_SH, finish(last)
+        return states_SD, finish(last, self.dimensions)
 
 
 def _rows(rows: Sequence[Sequence[int]], fill: int) -> Tensor:

@@ -64,11 +64,11 @@ def tiny_encoder(adapter: AdapterConfig | None = None, path: str = "tiny:qwen3",
 
 
 def toy_state(
-    parts: list[StateRows] | None = None, *, full: bool = False, **contrast: object
+    parts: list[StateRows] | None = None, *, full: bool = False, kept: int | None = None, **contrast: object
 ) -> tuple[StateModel, StateObjective]:
     """(model, objective), the adapter (or all weights) moved from where it starts at nothing."""
-    encoder = tiny_encoder(None if full else AdapterConfig(rank=4))
-    model = StateModel(encoder.backbone)
+    encoder = tiny_encoder(None if full else AdapterConfig(rank=4), dimensions=kept)
+    model = StateModel(encoder)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(1)
         for parameter in model.parameters():

@@ -101,8 +101,10 @@ class StateObjective:
         """`parts`: rows of each data set, which are trained on as one; `encoder` renders and tokenises.
 
         Raises:
-            ValueError: there are no rows.
+            ValueError: there are no rows, or more dimensions are to be trained by themselves than vectors have.
         """
+        if max(config.dimensions, default=0) > encoder.dim:
+            raise ValueError(f"contrast.dimensions={config.dimensions}, but vectors have {encoder.dim}")
         self.parts, self.encoder, self.config = list(parts), encoder, config
         self.num_rows = sum(map(len, self.parts))
         if not self.num_rows:

@@ -2,13 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from state_toy import toy_pairs, toy_rows, toy_state
+from state_toy import tiny_encoder, toy_pairs, toy_rows, toy_state
 
 from retrail.models.protocols import State
 from retrail.models.recursive.prompts import wordings
-from retrail.models.recursive.state_model import StateBatch
+from retrail.models.recursive.state_model import StateBatch, StateModel
 from retrail.train.config import OptimConfig, RuntimeConfig, StateObjectiveConfig
 from retrail.train.distributed import Ranks, make_accelerator
 from retrail.train.optim import Optimizer
@@ -48,6 +49,42 @@ def test_one_forward_a_chain_equals_one_row_a_state():
     for name, gradient in gradients(model).items():
         assert float((packed[name] - gradient).abs().max()) < 1e-5 * float(gradient.abs().max())
     assert sum(g.abs().sum() for g in packed.values()) > 0
+
+
+def test_training_sees_the_vectors_that_a_search_compares():
+    for kept in (None, 16):
+        model, objective = toy_state(kept=kept)
+        example = objective.collate([(3, 0)]).examples[0]
+        states, documents = model(StateBatch.of([example.states], example.doc_tokens))
+        encoder = objective.encoder
+        for vectors, lists in ((states, example.states), (documents, example.doc_tokens)):
+            found, _ = encoder.encode_tokens(lists)
+            assert vectors.shape == (len(lists), kept or 64)
+            assert np.abs(vectors.detach().numpy() - found).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pooling": "mean"}, "encoder.pooling=mean cannot be trained: .* set it to last"),
+        ({"normalise": False}, "encoder.normalise=False cannot be trained: .* set it to True"),
+    ],
+)
+def test_vectors_that_training_does_not_make_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        StateModel(tiny_encoder(**settings))
+
+
+def test_dimensions_that_vectors_lack_are_refused():
+    with pytest.raises(ValueError, match=r"contrast.dimensions=\[8, 32\], but vectors have 16"):
+        toy_state(kept=16, dimensions=[8, 32])
+
+
+def test_attention_in_both_directions_is_refused():
+    encoder = tiny_encoder()
+    encoder.backbone.config.is_causal = False
+    with pytest.raises(ValueError, match="model.path=.* attends in both directions"):
+        StateModel(encoder)
 
 
 def test_states_are_rendered_as_a_search_renders_them():
