@@ -15,6 +15,7 @@ from ...data_prep.hits import Cost
 
 # A batch ends before its shortest text would be padded by more than this share of the longest.
 _MOST_PADDING = 0.2
+_TOKENISED_AT_ONCE = 16_384
 
 
 def token_batches(lengths: Sequence[int], max_tokens: int, max_rows: int | None = None) -> list[list[int]]:
@@ -94,6 +95,33 @@ def encode_distinct(
         if done is not None:
             done(len(batch))
     return vectors_ND[same.inverse], costs
+
+
+def encode_texts(
+    texts: Sequence[str],
+    dim: int,
+    tokens: Callable[[str], list[int]],
+    encode: Callable[[Sequence[list[int]], Callable[[int], object]], tuple[np.ndarray, list[Cost]]],
+    *,
+    progress: bool,
+) -> np.ndarray:
+    """Vectors, float32 (N, D), of documents, of which only so many are tokens at a time.
+
+    Args:
+        texts: documents, of which no two are equal.
+        dim: D.
+        tokens: the ids of a text.
+        encode: as `encode_distinct`, of id lists and `done`.
+        progress: show how many are done.
+    """
+    from tqdm import tqdm
+
+    vectors_ND = np.empty((len(texts), dim), np.float32)
+    with tqdm(total=len(texts), desc="documents", unit="doc", disable=not progress) as bar:
+        for start in range(0, len(texts), _TOKENISED_AT_ONCE):
+            lists = [tokens(text) for text in texts[start : start + _TOKENISED_AT_ONCE]]
+            vectors_ND[start : start + len(lists)], _ = encode(lists, bar.update)
+    return vectors_ND
 
 
 def scaled(costs: Sequence[Cost], seconds: float) -> list[Cost]:

@@ -19,7 +19,7 @@ from ..backbone import load_backbone, pick_device
 from ..config import EncoderConfig, ModelConfig
 from ..protocols import EncoderSession, State, StateVectors
 from ..tokenizer import SafeTokenizer
-from .batching import check_vectors, distinct, encode_distinct, scaled
+from .batching import check_vectors, distinct, encode_distinct, encode_texts, scaled
 from .contract import weights_fingerprint
 from .end_token import EndToken, find_end_token
 from .fitting import FittedState, StateFitter
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # Documents whose token ids are in memory together.
-_CHUNK = 16_384
 
 
 class LocalEncoder:
@@ -181,16 +180,10 @@ class LocalEncoder:
         """
         if isinstance(texts, str):
             raise TypeError("encode_documents() takes a sequence of texts; put a single text in a list")
-        from tqdm import tqdm
-
         same = distinct(texts)
-        vectors_ND = np.empty((len(same.first), self.dim), np.float32)
-        with tqdm(total=len(same.first), desc="documents", unit="doc", disable=not progress) as bar:
-            for start in range(0, len(same.first), _CHUNK):
-                chunk = same.first[start : start + _CHUNK]
-                ids = [self.document_tokens(texts[n]) for n in chunk]
-                vectors_ND[start : start + len(chunk)], _ = self.encode_tokens(ids, bar.update)
-        check_vectors(vectors_ND, lambda n: f"document {same.first[n]} ({texts[same.first[n]][:80]!r})")
+        texts_N = [texts[n] for n in same.first]
+        vectors_ND = encode_texts(texts_N, self.dim, self.document_tokens, self.encode_tokens, progress=progress)
+        check_vectors(vectors_ND, lambda n: f"document {same.first[n]} ({texts_N[n][:80]!r})")
         return vectors_ND[same.inverse]
 
     def encode_tokens(

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from ...data_prep.hits import Cost
 from ..protocols import EncoderSession, State, StateEncoder, StateVectors
 from .index import DocumentIndex, Found
+from .index_faiss import FaissIndex
 from .search import AdaptiveSearch, JointFeedback, Search, TreeSearch
 from .selection import Growth, select
 from .traversal import Proposal, StateRecord, Traversal
@@ -78,7 +79,7 @@ class Engine:
     def __init__(
         self,
         encoder: StateEncoder,
-        index: DocumentIndex,
+        index: DocumentIndex | FaissIndex,
         text: Callable[[int], str],
         *,
         role: str = "continuation",

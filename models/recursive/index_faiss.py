@@ -25,7 +25,7 @@ _TRAINED_ON = 200_000
 
 
 class FaissIndex:
-    """`search`, `vectors`, `row` as of `DocumentIndex`, whose vectors it ranks. `approximate` says that it may miss.
+    """Searched as the `DocumentIndex` whose vectors it ranks. `approximate` says that it may miss.
 
     factory: a faiss description that starts with HNSW, IVF or Flat, e.g. `HNSW32` or `IVF4096,SQfp16`.
     probe: lists that IVF reads or candidates that HNSW keeps, for each query; more finds more and takes longer.
@@ -37,7 +37,7 @@ class FaissIndex:
     def __init__(self, index: DocumentIndex, graph: Any, factory: str, *, probe: int = 128, more: int = 2) -> None:
         self.index, self.graph, self.factory, self.probe, self.more = index, graph, factory, probe, more
         self.ids, self.dim = index.ids, index.dim
-        self.contract, self.corpus = index.contract, index.corpus
+        self.contract, self.corpus, self.dtype = index.contract, index.corpus, index.dtype
 
     @classmethod
     def build(

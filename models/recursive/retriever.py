@@ -17,6 +17,7 @@ from .contract import document_part
 from .engine import Engine, Request
 from .index import DocId, DocumentIndex, Found, refuse_other
 from .index_build import build_index
+from .index_faiss import FaissIndex
 from .readouts.base import Ranking, Readout, rank_all
 from .readouts.registry import make_readout
 from .search import Search, make_search
@@ -35,7 +36,7 @@ class SearchIndex:
     groups: for chunks of documents, the row of the first chunk of each row's document (None: rows are documents).
     """
 
-    vectors: DocumentIndex
+    vectors: DocumentIndex | FaissIndex
     text: Callable[[int], str]
     groups: np.ndarray | None = None
 

@@ -18,15 +18,13 @@ from ..config import check_positive
 from ..protocols import EncoderSession, State, StateVectors
 from ..sentence import open_encoder
 from ..tokenizer import SafeTokenizer
-from .batching import check_vectors, distinct, encode_distinct, scaled
+from .batching import check_vectors, distinct, encode_distinct, encode_texts, scaled
 from .contract import weights_fingerprint
 from .end_token import EndToken, find_end_token
 from .fitting import StateFitter
 from .pooling import finish, pad, real_positions
 from .prompts import RENDERER_VERSION, PromptConfig, preset, render
 from .sessions import PlainSession
-
-_CHUNK = 16_384
 
 
 class SentenceEncoder:
@@ -149,7 +147,7 @@ class SentenceEncoder:
         same = distinct(texts)
         texts_N = [texts[n] for n in same.first]
         if self.fast:
-            vectors_ND = self._encode_documents(texts_N, progress)
+            vectors_ND = encode_texts(texts_N, self.dim, self._document_tokens, self._encode_tokens, progress=progress)
         else:
             vectors_ND = self._encode_texts([self.document_prompt + text for text in texts_N], progress)
         check_vectors(vectors_ND, lambda n: f"document {same.first[n]} ({texts_N[n][:80]!r})")
@@ -178,18 +176,10 @@ class SentenceEncoder:
         assert self._end is not None
         return [*self._end.begin, *ids, self._end.id]
 
-    def _encode_documents(self, texts: Sequence[str], progress: bool) -> np.ndarray:
-        from tqdm import tqdm
-
+    def _document_tokens(self, text: str) -> list[int]:
         assert self._tokenizer is not None
         room = None if self.max_document_tokens is None else max(0, self.max_document_tokens - self._frame_tokens())
-        vectors_ND = np.empty((len(texts), self.dim), np.float32)
-        with tqdm(total=len(texts), desc="documents", unit="doc", disable=not progress) as bar:
-            for start in range(0, len(texts), _CHUNK):
-                chunk = texts[start : start + _CHUNK]
-                lists = [self._framed(self._tokenizer.data(self.document_prompt + text)[:room]) for text in chunk]
-                vectors_ND[start : start + len(chunk)] = self._encode_tokens(lists, bar.update)[0]
-        return vectors_ND
+        return self._framed(self._tokenizer.data(self.document_prompt + text)[:room])
 
     def _encode_tokens(
         self, token_lists: Sequence[list[int]], done: Callable[[int], object] | None = None

@@ -146,11 +146,11 @@ def test_equal_texts_tie_to_the_bit_whatever_stands_between(monkeypatch):
 
 
 def test_documents_in_chunks_are_the_same(monkeypatch):
-    from retrail.models.recursive import encoder as module
+    from retrail.models.recursive import batching as module
 
     made, texts = encoder(), texts_of(23, seed=5)
     whole = made.encode_documents(texts)
-    monkeypatch.setattr(module, "_CHUNK", 4)
+    monkeypatch.setattr(module, "_TOKENISED_AT_ONCE", 4)
     assert np.abs(made.encode_documents(texts) - whole).max() < TOLERANCE
     assert made.encode_documents([]).shape == (0, made.dim)
     with pytest.raises(TypeError, match="put a single text in a list"):

@@ -4,9 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from recursive_fakes import HashEncoder
 
 from retrail.models.recursive.index import DocumentIndex, IndexMismatchError
 from retrail.models.recursive.index_faiss import FaissIndex
+from retrail.models.recursive.retriever import RecursiveRetriever, SearchIndex
+from retrail.models.recursive.search import TreeSearch
 
 
 def unit(seed, n, dim=16):
@@ -37,6 +40,22 @@ def test_finds_nearly_all_with_exact_scores(exact, factory):
         assert np.array_equal(scores, true.scores_SK[s, places])
         shared += sum(n < 20 for n in places)
     assert shared >= 0.9 * 20 * len(QUERIES)
+
+
+def test_a_retriever_searches_it():
+    documents = {f"d{n}": f"document {n}" for n in range(60)}
+    retriever = RecursiveRetriever(HashEncoder(), strategy=TreeSearch(3, 2), candidate_k=10)
+    exact = retriever.build_index(documents)
+    graph = FaissIndex.build(exact.vectors, "Flat")  # misses nothing
+    approximate = SearchIndex(graph, exact.text)
+    assert approximate.identity == exact.identity and len(approximate) == 60
+    excluded = [["d3"], []]
+    for readout in ("global", "root_interpolation", "assembly"):
+        found = retriever.search(["a", "b"], approximate, k=5, readout=readout, excluded=excluded)
+        wanted = retriever.search(["a", "b"], exact, k=5, readout=readout, excluded=excluded)
+        assert [(h.ids, h.scores) for h in found] == [(h.ids, h.scores) for h in wanted]
+    with pytest.raises(ValueError, match="only exact search computes"):
+        retriever.search(["a"], approximate, readout="recovery_fusion")
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
