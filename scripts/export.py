@@ -22,7 +22,7 @@ def run(run: ExportRun) -> int:
     from ..data_prep.task import Task
     from ..models.backbone import pick_device
     from ..train.checkpoint import load_tensors
-    from ..train.export import check_target
+    from ..train.export_folder import check_target
     from ..train.hub import check_repo
     from .families import family_of
 

@@ -8,22 +8,31 @@ search, training settings, data fingerprint, metrics, and probes with the vector
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..data_prep.files import new_folder, scratch_folder, sha256_file, swap_folder
 from ..models.backbone import merge_adapter
 from ..models.config import RecurseConfig
-from ..models.exports import FORMAT_VERSION, RETRIEVAL
+from ..models.exports import read_export
 from ..models.load import load_encoder
 from ..models.protocols import State
 from ..models.recursive.encoder import LocalEncoder
 from ..models.recursive.pooling import decoder_of
-from .export import ExportCheckError, check_target
+from .export_folder import (
+    ExportCheckError,
+    Facts,
+    base_model,
+    check_files,
+    check_target,
+    numbers,
+    publish,
+    usage,
+    write_facts,
+)
 
 # Least cosine of a vector before and after: merging LoRA into rounded weights, and reloading.
 _MERGED = {"torch.float32": 0.9999, "torch.bfloat16": 0.995, "torch.float16": 0.999}
@@ -33,17 +42,10 @@ _SAME_AS_BASE = 0.999999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateFacts:
-    """What the folder says of itself besides its weights.
+class StateFacts(Facts):
+    """What the folder says of itself besides its weights."""
 
-    training: the settings of the run; data: name and fingerprint of what it was trained on; metrics: numbers by name.
-    """
-
-    name: str
     recurse: RecurseConfig
-    training: Mapping[str, Any]
-    data: Mapping[str, str]
-    metrics: Mapping[str, float]
 
 
 def export_state(
@@ -56,7 +58,7 @@ def export_state(
 
     Raises:
         FileExistsError: `to` holds something that is no export.
-        ValueError: no probes, or pooling that sentence-transformers does not know.
+        ValueError: no probes.
         ExportCheckError: merged or reloaded vectors differ from the model's, or the merge changed nothing.
     """
     target = Path(to)
@@ -73,16 +75,11 @@ def export_state(
         raise ExportCheckError(
             "the merged model gives the vectors of the untrained one; the adapter's weights are lost"
         )
-    with scratch_folder(target) as scratch:
-        folder = scratch / "export"
-        with new_folder(folder) as written:
-            _write(written, encoder, facts, states, documents, after)
-        check_state_export(folder, device=encoder.device.type)
-        if target.exists():
-            swap_folder(folder, target, scratch / "old")
-        else:
-            folder.rename(target)
-    return target
+    return publish(
+        target,
+        lambda folder: _write(folder, encoder, facts, states, documents, after),
+        lambda folder: check_state_export(folder, device=encoder.device.type),
+    )
 
 
 def check_state_export(folder: str | Path, *, device: str = "auto") -> float:
@@ -93,11 +90,10 @@ def check_state_export(folder: str | Path, *, device: str = "auto") -> float:
         ExportCheckError: a file is not the one that was written, or vectors differ by more than rounding explains.
     """
     folder = Path(folder)
-    manifest = json.loads((folder / RETRIEVAL).read_text(encoding="utf-8"))
-    for name, written in manifest["files"].items():
-        file = folder / name
-        if not file.is_file() or file.stat().st_size != written["bytes"] or sha256_file(file) != written["sha256"]:
-            raise ExportCheckError(f"{file} is not the file that was exported; export again")
+    export = read_export(folder)
+    export.need("recursive")
+    manifest = export.manifest
+    check_files(folder, manifest)
     stored = manifest["probes"]
     states = [State(s["query"], tuple(s["observed"]), s["role"], s["instruction"]) for s in stored["states"]]
     wanted = np.array(stored["vectors"], dtype=np.float32)
@@ -156,28 +152,14 @@ def _write(
     vectors: np.ndarray,
 ) -> None:
     _write_modules(folder, encoder)
-    files = {
-        str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)}
-        for p in sorted(folder.rglob("*"))
-        if p.is_file()
-    }
-    manifest = {
-        "family": "recursive",
-        "format_version": FORMAT_VERSION,
-        "name": facts.name,
-        "dtype": str(encoder.backbone.dtype),
+    more = {
         "contract": {key: value for key, value in encoder.contract.items() if key not in ("source", "weights")},
         "encoder": asdict(encoder.config),
         "prompts": encoder.prompts.as_dict(),
         "recurse": asdict(facts.recurse),
-        "training": facts.training,
-        "data": facts.data,
-        "metrics": facts.metrics,
-        "files": files,
         "probes": {"states": [asdict(s) for s in states], "documents": list(documents), "vectors": vectors.tolist()},
     }
-    (folder / RETRIEVAL).write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(state_card(facts), encoding="utf-8")
+    write_facts(folder, "recursive", str(encoder.backbone.dtype), facts, more, state_card(facts))
 
 
 def _write_modules(folder: Path, encoder: LocalEncoder) -> None:
@@ -247,32 +229,21 @@ def _write_json(file: Path, content: object) -> None:
 
 def state_card(facts: StateFacts) -> str:
     """The README.md of an export: front matter for the Hub, what it is, how to open it, its numbers."""
-    base = str(facts.training.get("model", {}).get("path", "unknown"))
-    rows = [f"| {name} | {value:.4f} |" for name, value in facts.metrics.items()]
-    table = "\n".join(["| measure | value |", "|---|---|", *rows]) if rows else "No evaluation was run."
+    base, link = base_model(facts)
     return f"""---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity
 tags: [retrail, retrieval, state-encoder]
----
+{link}---
 # {facts.name}
 
 A state encoder that searches recursively (`retrail`, family `recursive`, search `{facts.recurse.strategy}`, readout
 `{facts.recurse.readout}`), trained from `{base}`.
 
-```python
-import retrail
-
-retriever = retrail.load("{facts.name}", corpus="path/to/prepared/folder")
-hits = retriever.search(["your question"], k=5)
-```
+{usage(facts)}
 
 `SentenceTransformer("{facts.name}")` opens it alone: `encode_query` puts the root instruction before a query, documents
 are encoded as they are.
 
-## Numbers
-
-Data: {facts.data.get("name", "unknown")}, fingerprint `{facts.data.get("fingerprint", "unknown")[:16]}`.
-
-{table}
+{numbers(facts)}
 """

@@ -21,7 +21,7 @@ from retrail.scripts import export as export_command
 from retrail.scripts import search as search_command
 from retrail.scripts import train as train_command
 from retrail.scripts.cli import main
-from retrail.train.export import ExportCheckError
+from retrail.train.export_folder import ExportCheckError
 from retrail.train.export_state import StateFacts, check_state_export, export_state
 
 
@@ -152,6 +152,18 @@ def test_damaged_exports_are_refused(made, tmp_path):
         load_encoder(folder)
     (folder / "retrieval.json").write_text(json.dumps(manifest))
     assert check_state_export(folder, device="cpu") > 0.99999
+    (folder / "retrieval.json").write_text(json.dumps(manifest | {"family": "decision"}))
+    with pytest.raises(ExportError, match="of the family decision; this takes one of recursive"):
+        check_state_export(folder, device="cpu")
+    (folder / "retrieval.json").write_text("{")
+    with pytest.raises(ExportError, match="not JSON"):
+        check_state_export(folder, device="cpu")
+    (folder / "retrieval.json").write_text(json.dumps(manifest))
+    pooling = (folder / "1_Pooling" / "config.json").read_bytes()
+    (folder / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(ExportCheckError, match="1_Pooling/config.json is missing"):
+        check_state_export(folder, device="cpu")
+    (folder / "1_Pooling" / "config.json").write_bytes(pooling)
     weights = bytearray((folder / "model.safetensors").read_bytes())
     weights[-9] ^= 64
     (folder / "model.safetensors").write_bytes(weights)

@@ -11,6 +11,7 @@ from decision_toy import shake, tiny_decision, toy_objective, toy_task
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from retrail.data_prep.files import sha256_file
 from retrail.models.config import AdapterConfig, NavigateConfig
 from retrail.models.decision.scorer import LocalScorer
 from retrail.models.exports import ExportError, read_export
@@ -20,7 +21,8 @@ from retrail.scripts import train as train_command
 from retrail.scripts.run_folder import load_settings
 from retrail.train import export as module
 from retrail.train.checkpoint import CheckpointError
-from retrail.train.export import ExportCheckError, ExportFacts, check_export, check_target, export_decision
+from retrail.train.export import ExportFacts, check_export, export_decision
+from retrail.train.export_folder import ExportCheckError, check_target
 
 FACTS = ExportFacts(
     name="d0",
@@ -159,7 +161,7 @@ def reseal(folder):
     """Checksums of the files as they are now."""
     manifest = json.loads((folder / "retrieval.json").read_text())
     for name, entry in manifest["files"].items():
-        entry.update(bytes=(folder / name).stat().st_size, sha256=module.sha256_file(folder / name))
+        entry.update(bytes=(folder / name).stat().st_size, sha256=sha256_file(folder / name))
     (folder / "retrieval.json").write_text(json.dumps(manifest))
 
 
